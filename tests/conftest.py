@@ -1,0 +1,118 @@
+"""Fixtures of all tests: a bundle, a server, and rat between them and a harness.
+
+Bundles are for reading only and made once; servers and processes belong to one test and are ended
+with it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from bundles import Bundle
+from fault_server import FaultServer
+from harness import Harness, rat_command
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """The bundle of tenant acme, with the client laptop."""
+    return Bundle(tmp_path_factory.mktemp("bundle") / "acme")
+
+
+@pytest.fixture(scope="session")
+def other_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Another bundle of the same tenant, as made a second time."""
+    return Bundle(tmp_path_factory.mktemp("bundle") / "again")
+
+
+@pytest.fixture(scope="session")
+def server_side(bundle: Bundle) -> Path:
+    """The server directory of the bundle."""
+    return bundle.server
+
+
+@pytest.fixture(scope="session")
+def client_side(bundle: Bundle) -> Path:
+    """The client directory of the bundle."""
+    return bundle.client
+
+
+@pytest.fixture
+def fault_server(server_side: Path) -> Iterator[FaultServer]:
+    """A server of the bundle, good until told otherwise."""
+    server = FaultServer(server_side)
+    yield server
+    server.close()
+
+
+class StartRat(Protocol):
+    """Starts a rat process for a test."""
+
+    def __call__(
+        self,
+        address: str | None = None,
+        side: Path | None = None,
+        *,
+        level: str | None = None,
+        patch: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        read_output: bool = True,
+        read_errors: bool = True,
+    ) -> Harness: ...
+
+
+@pytest.fixture
+def start_rat(request: pytest.FixtureRequest, client_side: Path) -> Iterator[StartRat]:
+    """Starts rat: for the test's ``fault_server`` and the client directory of the bundle unless
+    told.
+
+    ``level`` is its --log-level, ``patch`` Python run in it before main. Every process is ended,
+    and must have written only JSON lines on stdout, nothing like a traceback on stderr.
+    """
+    started: list[Harness] = []
+
+    def start(
+        address: str | None = None,
+        side: Path | None = None,
+        *,
+        level: str | None = None,
+        patch: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        read_output: bool = True,
+        read_errors: bool = True,
+    ) -> Harness:
+        if address is None:
+            server: FaultServer = request.getfixturevalue("fault_server")
+            address = server.address
+        flags = ["--server", address, "--bundle", str(side or client_side)]
+        if level is not None:
+            flags += ["--log-level", level]
+        harness = Harness(
+            [*rat_command(patch), *flags],
+            environment,
+            read_output=read_output,
+            read_errors=read_errors,
+        )
+        started.append(harness)
+        return harness
+
+    yield start
+    for harness in started:
+        harness.close()
+    for harness in started:
+        assert "Traceback" not in "\n".join(harness.log), harness.log
+
+
+@pytest.fixture
+def rat(start_rat: StartRat) -> Harness:
+    """A rat for the test's server."""
+    return start_rat()
