@@ -1,0 +1,1788 @@
+"""rat: a stdio bridge to an MCP server that admits nobody without a client certificate.
+
+A harness starts ``rat --server HOST:PORT --bundle DIR`` as a stdio server. Each JSON-RPC line it writes
+is posted to ``https://HOST:PORT/mcp`` over mutual TLS, and what the server (*ratd*) answers is written
+back, byte for byte, on a line of its own. The file reads in the way of a message::
+
+    stdin - reader thread -> Message -> InFlight (postings, calls by identifier)
+                 |                            ^ cancel, deadline: shut the socket
+                 +---> ThreadPoolExecutor worker -> Ratd.post (PoolManager, one connection) -> Answer
+                                                                        |
+    stdout <- writer thread <---------- queue of whole lines <----------+
+
+Threads, not an event loop: each call is one blocking exchange on one connection, a worker's stack is its
+whole state, and what may end it from outside is a shutdown of its socket. Nothing is kept between messages
+but the negotiated protocol version and the calls in flight, so a restart of the server fails only what was
+sent meanwhile. Runtime dependencies: urllib3, and certifi for the one case of an ``https://`` proxy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import errno
+import gc
+import hashlib
+import heapq
+import http.client
+import json
+import os
+import platform
+import queue
+import re
+import signal
+import socket
+import ssl
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Callable, ClassVar, NamedTuple
+
+import urllib3
+import urllib3.connection
+import urllib3.exceptions
+import urllib3.util
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import NoReturn
+
+__version__ = "1.0.0"
+
+# Bytes of a message or an answer, without the end of its line: what the stdio transport of the MCP SDK for Go
+# reads, so that nothing passes here that the next reader would refuse.
+MESSAGE_LIMIT = 16 * 1024 * 1024
+
+# Seconds for a whole request, name resolution to last byte: above the 10 that ratd gives a tool, so that a
+# connection that hangs is cut and nothing that works is.
+REQUEST_SECONDS = 30
+
+# ratd closes a connection idle for 120 s; one about to be closed must not be given a request.
+IDLE_SECONDS = 90
+
+# Threads, and so connections, at most. A harness with more calls at once has the others wait.
+WORKERS = 256
+
+# The code of every failure that rat itself answers. JSON-RPC 2.0 leaves -32000 to -32099 to implementations;
+# MCP 2026-07-28 reserves part of that range, yet this is the code harnesses of the bridge know.
+ERROR_CODE = -32050
+PARSE_ERROR = -32700
+INVALID_REQUEST = -32600
+
+# From this protocol version on each request carries its version in _meta, and headers mirror what it asks for.
+# Versions are dates, which compare as text.
+MODERN = "2026-07-28"
+
+LEVELS = {"debug": 0, "info": 1, "warn": 2, "error": 3}
+
+
+# --- Target and flags ---------------------------------------------------------------------------------
+
+
+class Address(NamedTuple):
+    """The HOST:PORT of a server.
+
+    ``host`` has no brackets and is ASCII (an international name in its IDNA form), ``port`` is 1 to 65535,
+    ``text`` is the address as it was given, for messages.
+    """
+
+    host: str
+    port: int
+    text: str
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Read HOST:PORT; an IPv6 address stands between brackets (RFC 3986, section 3.2.2).
+
+        Raises ValueError, saying what was expected. HOST:PORT rather than a URL: the scheme is always https
+        and the path always /mcp, less to get wrong.
+        """
+        expected = f"expected HOST:PORT, such as ratd.example:7433 or [::1]:7433, not {text!r}"
+        bracketed = r"\[([0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]"
+        match = re.fullmatch(rf"(?:{bracketed}|([^\s/@?#%\\:\[\]]+)):([0-9]{{1,5}})", text)
+        if match is None or not 1 <= int(match[3]) <= 65535:
+            raise ValueError(expected)
+        host: str = match[1] or match[2]
+        try:
+            if match[1]:
+                socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
+            elif not host.isascii():
+                host = host.encode("idna").decode()
+        except (OSError, UnicodeError):
+            raise ValueError(expected) from None
+        return cls(host, int(match[3]), text)
+
+
+class FlagParser(argparse.ArgumentParser):
+    """An argument parser whose usage error is one line, with status 2: harnesses show the last line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Write the error and exit with status 2."""
+        self.exit(2, f"{self.prog}: {message}. See {self.prog} --help.\n")
+
+
+class _Once(argparse.Action):
+    """Stores a flag's value and refuses the flag given twice: which of the two counts would be a guess."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        given: set[str] = namespace.__dict__.setdefault("_given", set())
+        if self.dest in given:
+            raise argparse.ArgumentError(self, "given twice")
+        given.add(self.dest)
+        setattr(namespace, self.dest, values)
+
+
+def _address(text: str) -> Address:
+    try:
+        return Address.parse(text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(str(e)) from None
+
+
+def _level(text: str) -> str:
+    if text not in LEVELS:
+        raise argparse.ArgumentTypeError(f"expected debug, info, warn or error, not {text!r}")
+    return text
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--server`` (an `Address`), ``--bundle`` and ``--log-level`` (str) on a parser.
+
+    Declared once, for rat and for rat-tool check: a harness's command line is checked by copying it.
+    """
+    parser.add_argument(
+        "-s",
+        "--server",
+        metavar="HOST:PORT",
+        type=_address,
+        action=_Once,
+        required=True,
+        help="the server: a host name or address, and a port; an IPv6 address goes between brackets",
+    )
+    parser.add_argument(
+        "-b",
+        "--bundle",
+        metavar="DIR",
+        action=_Once,
+        required=True,
+        help="the client directory of a bundle (clients/NAME): ca.crt, client.crt, client.key",
+    )
+    parser.add_argument(
+        "--log-level",
+        metavar="LEVEL",
+        type=_level,
+        action=_Once,
+        default="info",
+        help="what is logged on stderr: debug, info (the default), warn or error",
+    )
+
+
+# --- Client directory ---------------------------------------------------------------------------------
+
+
+class BundleError(ValueError):
+    """A directory of a bundle that cannot be used: one sentence that names the file and how to mend it."""
+
+
+# The checks of a directory, in their order: each is made when those before it have passed.
+CHECKS = ("files", "permissions", "key", "signature", "role", "validity", "names")
+
+_REISSUE = "issue a bundle with rat-tool bundle generate"
+_NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME, which the ssl module does not name
+_INVALID_PURPOSE = 26  # X509_V_ERR_INVALID_PURPOSE, nor its verification codes
+
+
+class Side(NamedTuple):
+    """A checked directory of a bundle, one side of mutual TLS.
+
+    ``role`` is "client" or "server". ``tenant`` is what the CA names, ``name`` what the certificate names: a
+    client's is its session. ``not_before`` and ``expires`` (aware, UTC) bound the time in which both certificates
+    are valid. ``ca_fingerprint`` is the SHA-256 of the CA's DER in lower-case hexadecimal.
+    """
+
+    role: str
+    path: str
+    tenant: str
+    name: str
+    not_before: datetime
+    expires: datetime
+    ca_fingerprint: str
+
+    @property
+    def ca(self) -> str:
+        """The path of the certificate of the CA."""
+        return os.path.join(self.path, "ca.crt")
+
+    @property
+    def certificate(self) -> str:
+        """The path of the certificate of this side."""
+        return os.path.join(self.path, f"{self.role}.crt")
+
+    @property
+    def key(self) -> str:
+        """The path of the private key of this side (PKCS#8)."""
+        return os.path.join(self.path, f"{self.role}.key")
+
+
+def load_side(path: str, role: str = "client", passed: Callable[[str], None] = lambda check: None) -> Side:
+    """Check a directory of a bundle and read what it names.
+
+    ``role`` is "client" or "server". The checks run in the order of `CHECKS`, and ``passed`` is told the name of
+    each that passed. Raises BundleError at the first that fails.
+
+    No certificate is parsed here: OpenSSL judges them in a TLS handshake of the directory with itself, in memory,
+    by the rules the other side will apply. An X.509 library would be a dependency, a parser of one's own a hazard.
+    """
+    unread = datetime.min.replace(tzinfo=timezone.utc)
+    side = Side(role, path, "", "", unread, unread, _check_files(path, role))
+    passed("files")
+    if os.name != "nt":  # there, who may read is for access control lists to say
+        mode = os.stat(side.key).st_mode & 0o777
+        if mode & 0o077:
+            raise BundleError(f"{side.key} has mode {mode:04o}, run: chmod 600 {side.key}")
+    passed("permissions")
+    _check_key(side)
+    passed("key")
+    # OpenSSL looks at the purpose before the signature: what fails by its purpose is tried in the other role, so
+    # that a stranger's certificate is called one whatever its role.
+    as_itself = _handshake(side, role)
+    as_other = _handshake(side, "server" if role == "client" else "client")
+    signed = as_other if as_itself == _INVALID_PURPOSE else as_itself
+    if isinstance(signed, int) and signed != _INVALID_PURPOSE:
+        raise BundleError(_unsigned(side))
+    passed("signature")
+    if isinstance(as_itself, int):
+        actual = "is of neither role" if isinstance(as_other, int) else f"is a {_other(role)}'s"
+        raise BundleError(f"{side.certificate} {actual}, expected a {role}'s (extended key usage {role}Auth)")
+    if as_other != _INVALID_PURPOSE:
+        raise BundleError(f"{side.certificate} serves both roles, expected {role}Auth as its one extended key usage")
+    passed("role")
+    certificate, authority = as_itself
+    periods = [(side.ca, _period(authority)), (side.certificate, _period(certificate))]
+    now = datetime.now(timezone.utc)
+    for file, (start, end) in periods:
+        if now < start:
+            raise BundleError(f"{file} is not valid before {start:%Y-%m-%d %H:%M} UTC: check this machine's clock")
+        if now > end:
+            raise BundleError(f"{file} expired on {end:%Y-%m-%d %H:%M} UTC: {_REISSUE}")
+    passed("validity")
+    side = side._replace(
+        tenant=_common_name(side.ca, authority),
+        name=_common_name(side.certificate, certificate),
+        not_before=max(start for _, (start, _) in periods),
+        expires=min(end for _, (_, end) in periods),
+    )
+    passed("names")
+    return side
+
+
+def _other(role: str) -> str:
+    return "server" if role == "client" else "client"
+
+
+def _check_files(path: str, role: str) -> str:
+    """Whether each file is there and holds the one PEM block of its kind. Returns the fingerprint of the CA."""
+    try:
+        names = set(os.listdir(path))
+    except OSError as e:
+        raise BundleError(f"cannot read the directory {path}: {system_reason(e)}") from None
+    mine, others = ({f"{r}.crt", f"{r}.key"} & names for r in (role, _other(role)))
+    if others and mine:
+        raise BundleError(f"{path} holds files of both sides: copy one side's directory whole, and nothing else")
+    if others:
+        place = {"client": "clients/NAME of the bundle", "server": "server of the bundle"}[role]
+        raise BundleError(f"{path} is the directory of a {_other(role)}: give that of a {role} ({place})")
+    if not mine and {"clients", "server"} <= names:
+        place = os.path.join(path, "clients", "NAME") if role == "client" else os.path.join(path, "server")
+        raise BundleError(f"{path} is a whole bundle: give the directory of one {role} in it, {place}")
+    blocks = {}
+    for name, kind in (
+        ("ca.crt", "CERTIFICATE"),
+        (f"{role}.crt", "CERTIFICATE"),
+        (f"{role}.key", "PRIVATE KEY"),
+    ):
+        file = os.path.join(path, name)
+        try:
+            with open(file, "rb") as opened:
+                blocks[name] = _pem_block(file, opened.read(1 << 20), kind)
+        except OSError as e:
+            raise BundleError(f"cannot read {file}: {system_reason(e)}") from None
+        if kind == "CERTIFICATE":
+            try:
+                _context(role).load_verify_locations(cadata=blocks[name])
+            except ssl.SSLError as e:
+                raise BundleError(f"{file} holds no X.509 certificate ({openssl_reason(e)}): {_REISSUE}") from None
+    return hashlib.sha256(blocks["ca.crt"]).hexdigest()
+
+
+def _pem_block(file: str, content: bytes, kind: str) -> bytes:
+    """The DER of the single PEM block of a file (RFC 7468). A second one would be ignored by some readers."""
+    labels = re.findall(rb"-----BEGIN ([^\r\n]*?)-----", content)
+    if len(labels) != 1:
+        raise BundleError(f"{file} holds {len(labels)} PEM blocks, expected one of {kind}")
+    label = labels[0].decode("ascii", "replace")
+    if label != kind:
+        plain = " (PKCS#8, not encrypted)" if kind == "PRIVATE KEY" else ""
+        raise BundleError(f"{file} holds a PEM block of {label}, expected {kind}{plain}")
+    match = re.search(rb"-----BEGIN [^\r\n]*-----([A-Za-z0-9+/=\s]*)-----END ([^\r\n]*)-----", content)
+    try:
+        if match is None or match[2] != labels[0]:
+            raise ValueError
+        return base64.b64decode(b"".join(match[1].split()), validate=True)
+    except ValueError:
+        raise BundleError(f"{file} holds a damaged PEM block: copy the file again") from None
+
+
+def _check_key(side: Side) -> None:
+    try:
+        _context(side.role).load_cert_chain(side.certificate, side.key)
+    except ssl.SSLError as e:
+        if "MISMATCH" in (e.reason or ""):
+            reason = f"{side.key} is not the key of {side.certificate}: copy both from one directory"
+        else:
+            reason = f"{side.key} and {side.certificate} cannot be used ({openssl_reason(e)}): {_REISSUE}"
+        raise BundleError(reason) from None
+
+
+def _context(role: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT if role == "client" else ssl.PROTOCOL_TLS_SERVER)
+    context.check_hostname = False  # a side has no address: its CA is what it is known by
+    context.verify_mode = ssl.CERT_NONE
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    return context
+
+
+def tls_context(side: Side) -> ssl.SSLContext:
+    """The TLS configuration of a side: TLS 1.3 only, presenting its certificate, trusting its CA and no other.
+
+    A client's context checks chain, validity and purpose of the server, not its host name; a server's requires a
+    client certificate. Raises OSError (ssl.SSLError included) when the files are no longer what was checked.
+    """
+    context = _context(side.role)
+    context.load_cert_chain(side.certificate, side.key)
+    context.load_verify_locations(side.ca)
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+if TYPE_CHECKING:
+    _Certificate = Mapping[str, object]  # as SSLSocket.getpeercert() gives it
+
+
+def _handshake(side: Side, role: str) -> tuple[_Certificate, _Certificate] | int:
+    """Present the certificate of a directory in a role to a verifier trusting its ca.crt, whatever the time.
+
+    Returns the certificate and the CA's, or OpenSSL's verification code (X509_V_ERR_*) when it was refused.
+    """
+    presenter = _context(role)
+    presenter.load_cert_chain(side.certificate, side.key)
+    verifier = _context(_other(role))
+    verifier.load_verify_locations(side.ca)
+    verifier.verify_flags |= _NO_CHECK_TIME
+    verifier.verify_mode = ssl.CERT_REQUIRED
+    if role == "client":
+        verifier.load_cert_chain(side.certificate, side.key)  # a server must present something
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    presenting = presenter.wrap_bio(there, back, server_side=role == "server")
+    verifying = verifier.wrap_bio(back, there, server_side=role == "client")
+    try:
+        for end in (presenting, verifying) * 3:  # TLS 1.3 takes three flights (RFC 8446, section 2)
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+    except ssl.SSLCertVerificationError as e:
+        return e.verify_code
+    except ssl.SSLError as e:
+        raise BundleError(f"{side.certificate} cannot be used ({openssl_reason(e)}): {_REISSUE}") from None
+    return verifying.getpeercert() or {}, dict(verifier.get_ca_certs()[0])
+
+
+def _unsigned(side: Side) -> str:
+    context = _context(side.role)
+    context.load_verify_locations(side.ca)
+    if not context.get_ca_certs():  # it lists what may sign
+        return f"{side.ca} is not the certificate of a CA: {_REISSUE}"
+    return f"{side.certificate} is not signed by {side.ca}: copy both from one directory"
+
+
+def _period(certificate: _Certificate) -> tuple[datetime, datetime]:
+    epoch = datetime(1970, 1, 1, tzinfo=timezone.utc)
+    start, end = (
+        epoch + timedelta(seconds=ssl.cert_time_to_seconds(str(certificate[field])))
+        for field in ("notBefore", "notAfter")
+    )
+    return start, end
+
+
+def _common_name(file: str, certificate: _Certificate) -> str:
+    subject = certificate.get("subject", ())
+    assert isinstance(subject, tuple)
+    names = [value for part in subject for field, value in part if field == "commonName"]
+    if len(names) != 1 or not re.fullmatch(r"[A-Za-z0-9_-]{1,32}", names[0]):
+        found = " and ".join(repr(name) for name in names) or "nobody"
+        raise BundleError(f"{file} names {found}, expected one name of 1 to 32 letters, digits, _ or -: {_REISSUE}")
+    return str(names[0])
+
+
+# --- What an error of the system says -----------------------------------------------------------------
+
+
+def system_reason(error: OSError) -> str:
+    """The system's reason for an error, in lower case, the same on every platform for the common ones."""
+    if isinstance(error, socket.gaierror):
+        if error.errno in {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}:
+            return "no such host"
+    elif isinstance(error, (http.client.RemoteDisconnected, ssl.SSLEOFError, ssl.SSLZeroReturnError, BrokenPipeError)):
+        return "the connection closed before an answer"
+    elif isinstance(error, ConnectionResetError):
+        return "connection reset by peer"
+    elif isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    return (error.strerror or str(error) or type(error).__name__).lower()
+
+
+def openssl_reason(error: ssl.SSLError) -> str:
+    """OpenSSL's reason for an error, without the brackets and source line that the ssl module puts around it."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return error.verify_message
+    if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+        return "the connection closed"
+    text = re.sub(r"^\[[^\]]*\] | \(_ssl\.c:\d+\)$", "", error.strerror or str(error))
+    return text.lower() or "unknown error"
+
+
+# --- Schemas of ratd's tools ---------------------------------------------------------------------------
+
+_schemas: dict[str, Mapping[str, object] | None] = {}  # read on first use; only the reader thread asks
+
+
+def built_in_schema(tool: str) -> Mapping[str, object] | None:
+    """The input schema (JSON Schema) of a tool of ratd, or None for any other.
+
+    Installed, the files are the package rat_schemas; in a source tree, the folder schemas. Read through this
+    module's loader, which finds them in a zip or a frozen executable as well.
+    """
+    if tool not in _schemas:
+        schema = None
+        if re.fullmatch(r"[a-z_]{1,32}", tool):
+            here = os.path.dirname(os.path.abspath(__file__))
+            for place in ("rat_schemas", "schemas"):
+                with contextlib.suppress(OSError):
+                    data = __loader__.get_data(os.path.join(here, place, f"{tool}.json"))  # type: ignore[name-defined]
+                    schema = json.loads(data)
+                    break
+        if len(_schemas) > 1000:  # names come from the harness
+            _schemas.clear()
+        _schemas[tool] = schema
+    return _schemas[tool]
+
+
+# --- Message ------------------------------------------------------------------------------------------
+
+
+class InvalidMessage(ValueError):
+    """A line that cannot be relayed: its JSON-RPC error code, and the reason."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class _Digits(str):
+    """An integer of more digits than int() takes, as it stands in the JSON."""
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _integer(digits: str) -> int | _Digits:
+    return int(digits) if len(digits) <= 4300 else _Digits(digits)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse)
+_DECODER_OF_LONG_INTEGERS = json.JSONDecoder(parse_constant=_refuse, parse_int=_integer)
+
+
+def parse_json(data: bytes) -> object:
+    """The value of a JSON text in UTF-8 (RFC 8259), neither more nor less than JSON.
+
+    Raises ValueError with a reason. What json.loads takes beyond JSON is refused: NaN and Infinity, UTF-16 and
+    UTF-32, a byte-order mark. An integer too long for int() comes as a str subclass.
+    """
+    # Many small objects make the cycle collector walk all of them over and over, for nothing: JSON has no cycles.
+    pause = len(data) > 1 << 20 and gc.isenabled()
+    if pause:
+        gc.disable()
+    try:
+        text = data.decode()
+        try:
+            return _DECODER.decode(text)
+        except json.JSONDecodeError:
+            raise
+        except ValueError as e:
+            if "is not JSON" in str(e):
+                raise
+            return _DECODER_OF_LONG_INTEGERS.decode(text)
+    except UnicodeDecodeError as e:
+        raise ValueError(f"not UTF-8 (byte {e.start + 1})") from None
+    except json.JSONDecodeError as e:
+        raise ValueError(f"not JSON (character {e.pos + 1})") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    finally:
+        if pause:
+            gc.enable()
+
+
+def identifier_key(identifier: object) -> tuple[str, object] | None:
+    """What an identifier is compared by, or None for what is none.
+
+    JSON-RPC 2.0, section 4: a string or a number. 1 and "1" differ, and true is not 1, as it is in a dict.
+    """
+    if isinstance(identifier, _Digits):
+        return ("number", str(identifier))
+    if isinstance(identifier, str):
+        return ("string", identifier)
+    if isinstance(identifier, bool) or not isinstance(identifier, (int, float)):
+        return None
+    # 1e999 is infinite to Python, and would compare equal to any other number that large.
+    return None if identifier in {float("inf"), float("-inf")} else ("number", identifier)
+
+
+class Call(NamedTuple):
+    """The identifier of a JSON-RPC request: what it compares by, and its own characters."""
+
+    key: tuple[str, object]
+    text: str
+
+
+class Message(NamedTuple):
+    """What is read of a line; the line itself is relayed untouched.
+
+    ``calls`` holds the call of a request, or every call of a batch, and nothing for a notification or a response.
+    A field of a type other than expected counts as absent.
+    """
+
+    calls: tuple[Call, ...] = ()
+    batch: bool = False
+    method: str | None = None
+    version: str | None = None
+    name: str | None = None
+    uri: str | None = None
+    arguments: Mapping[str, object] | None = None
+    request: tuple[str, object] | None = None
+    wait: float = 0
+
+
+def read_message(line: bytes) -> Message:
+    """Read what rat needs of a line. Raises InvalidMessage for one it cannot relay."""
+    try:
+        value = parse_json(line)
+    except ValueError as e:
+        raise InvalidMessage(PARSE_ERROR, str(e)) from None
+    if isinstance(value, list):
+        members = [member for member in value if isinstance(member, dict)]
+        calls = tuple(
+            Call(key, text)
+            for member, text in zip(members, _identifiers(line.decode()))
+            if _text(member.get("method")) is not None
+            for key in (identifier_key(member.get("id")),)
+            if key is not None
+        )
+        return Message(calls, batch=True, wait=max((_wait(member) for member in members), default=0))
+    if not isinstance(value, dict):
+        raise InvalidMessage(PARSE_ERROR, "neither an object nor an array")
+    method, identifier, params = _text(value.get("method")), value.get("id"), value.get("params")
+    if method is None:
+        return Message()
+    call: tuple[Call, ...] = ()
+    if identifier is not None:
+        key = identifier_key(identifier)
+        if key is None:
+            raise InvalidMessage(INVALID_REQUEST, "its identifier is neither a string nor a number")
+        # Not 0 either: -0 reads as it.
+        text = str(identifier) if type(identifier) is int and identifier else next(_identifiers(line.decode()))
+        call = (Call(key, text),)
+    if not isinstance(params, dict):
+        return Message(call, method=method)
+    meta, arguments = params.get("_meta"), params.get("arguments")
+    return Message(
+        call,
+        method=method,
+        version=_text(meta.get("io.modelcontextprotocol/protocolVersion")) if isinstance(meta, dict) else None,
+        name=_text(params.get("name")),
+        uri=_text(params.get("uri")),
+        arguments=arguments if isinstance(arguments, dict) else None,
+        request=identifier_key(params.get("requestId")),
+        wait=_wait(value),
+    )
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and not isinstance(value, _Digits) else None
+
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+
+
+def _skip(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    assert match is not None
+    return match.end()
+
+
+def _identifiers(text: str) -> Iterator[str]:
+    """The identifier of each object of a message in its own characters ("null" for none), so that an error repeats
+    it as it came: a number read and written again can change its digits."""
+    at = _skip(text, 0)
+    batch = text[at] == "["
+    if batch:
+        at = _skip(text, at + 1)
+    while at < len(text) and text[at] != "]":
+        if text[at] == "{":
+            identifier, at = "null", _skip(text, at + 1)
+            while text[at] != "}":
+                key, at = _DECODER_OF_LONG_INTEGERS.raw_decode(text, at)
+                start = _skip(text, _skip(text, at) + 1)
+                _, end = _DECODER_OF_LONG_INTEGERS.raw_decode(text, start)
+                if key == "id":
+                    identifier = text[start:end]
+                at = _skip(text, end)
+                if text[at] == ",":
+                    at = _skip(text, at + 1)
+            at += 1
+            yield identifier
+        else:
+            _, at = _DECODER_OF_LONG_INTEGERS.raw_decode(text, at)
+        at = _skip(text, at)
+        if at < len(text) and text[at] == ",":
+            at = _skip(text, at + 1)
+
+
+def _wait(message: Mapping[str, object]) -> float:
+    """Seconds that a call of wait_window asks to wait: 0 for any other message."""
+    params = message.get("params")
+    if message.get("method") != "tools/call" or not isinstance(params, dict) or params.get("name") != "wait_window":
+        return 0
+    schema = built_in_schema("wait_window")
+    assert schema is not None
+    limits: dict[str, float] = schema["properties"]["max_seconds"]  # type: ignore[index]
+    arguments = params.get("arguments")
+    asked = arguments.get("max_seconds") if isinstance(arguments, dict) else None
+    if isinstance(asked, bool) or not isinstance(asked, (int, float)):
+        asked = limits["default"]
+    return float(min(max(asked, 0), limits["maximum"]))
+
+
+def error_line(identifier: str, code: int, message: str) -> bytes:
+    """A JSON-RPC error response (section 5.1) to the identifier, given in its own characters."""
+    return f'{{"jsonrpc":"2.0","id":{identifier},"error":{{"code":{code},"message":{json.dumps(message)}}}}}'.encode()
+
+
+def failure_line(message: Message, text: str) -> bytes | None:
+    """What is written when a message got no answer: an error a call; nothing to what holds no call."""
+    errors = [error_line(call.text, ERROR_CODE, text) for call in message.calls]
+    if message.batch and errors:
+        return b"[" + b",".join(errors) + b"]"
+    return errors[0] if errors else None
+
+
+# --- Headers ------------------------------------------------------------------------------------------
+
+_PRINTABLE = re.compile(r"[\x20-\x7e]*")
+
+
+def header_value(text: str) -> str:
+    """A text as the value of a header: itself, or ``=?base64?...?=`` where it could not travel so.
+
+    MCP 2026-07-28, Streamable HTTP: what is not printable ASCII, starts or ends with white space, or looks encoded
+    already is the Base64 of its UTF-8. This keeps a line break in an argument from becoming a header of its own.
+    A lone surrogate, which UTF-8 does not have, is sent as U+FFFD.
+    """
+    if _PRINTABLE.fullmatch(text) and text == text.strip(" ") and not re.fullmatch(r"=\?base64\?.*\?=", text):
+        return text
+    data = re.sub("[\ud800-\udfff]", "\ufffd", text).encode()
+    return f"=?base64?{base64.b64encode(data).decode()}?="
+
+
+def header_parameters(schema: object) -> dict[str, tuple[str, ...]]:
+    """The arguments that an input schema asks to have mirrored: header name to the path of its property.
+
+    The annotation is ``x-mcp-header`` (MCP 2026-07-28, Streamable HTTP), on a string, integer or boolean at any depth
+    of ``properties``. One that is empty, no token of RFC 9110 (section 5.6.2), or not unique without regard to case
+    is not used.
+    """
+    found: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
+    todo: list[tuple[object, tuple[str, ...]]] = [(schema, ())]
+    while todo:
+        part, path = todo.pop()
+        if not isinstance(part, dict):
+            continue
+        name = part.get("x-mcp-header")
+        if path and isinstance(name, str) and part.get("type") in ("string", "integer", "boolean"):
+            found.setdefault(name.lower(), []).append((name, path))
+        properties = part.get("properties")
+        if isinstance(properties, dict):
+            todo.extend((inner, (*path, key)) for key, inner in properties.items())
+    token = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+    return {
+        f"Mcp-Param-{uses[0][0]}": uses[0][1]
+        for uses in found.values()
+        if len(uses) == 1 and token.fullmatch(uses[0][0])
+    }
+
+
+def parameter_headers(schema: object, arguments: object) -> dict[str, str]:
+    """The ``Mcp-Param-*`` headers of a call, from the tool's input schema and the call's arguments.
+
+    A value that is null, absent, an object, an array, a fraction, or an integer beyond what JSON numbers hold exactly
+    (RFC 8259, section 6: 2**53 - 1) has no header.
+    """
+    headers = {}
+    for name, path in header_parameters(schema).items():
+        value = arguments
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        if isinstance(value, bool):
+            headers[name] = "true" if value else "false"
+        elif isinstance(value, str) and not isinstance(value, _Digits):
+            headers[name] = header_value(value)
+        elif isinstance(value, (int, float)) and abs(value) < 2**53 and value == int(value):
+            headers[name] = str(int(value))
+    return headers
+
+
+# What is the same for every request. Compression is refused: an answer is relayed as it comes.
+_FIXED_HEADERS = {
+    "Content-Type": "application/json",
+    "Accept": "application/json, text/event-stream",
+    "Accept-Encoding": "identity",
+    "User-Agent": f"rat/{__version__}",
+}
+
+
+def request_headers(message: Message, negotiated: str | None) -> dict[str, str]:
+    """The headers of a message's request (MCP, Streamable HTTP), given the version that initialize settled on.
+
+    A version or a method that is no printable ASCII has no form as a header: it is left out, and the server says
+    what it thinks of it.
+    """
+    headers = dict(_FIXED_HEADERS)
+    version = message.version if message.version is not None else negotiated
+    if version is None:
+        return headers
+    if _PRINTABLE.fullmatch(version):
+        headers["Mcp-Protocol-Version"] = version
+    if version < MODERN or message.method is None:
+        return headers
+    if _PRINTABLE.fullmatch(message.method):
+        headers["Mcp-Method"] = message.method
+    if message.method in ("tools/call", "prompts/get"):
+        named = message.name
+    else:
+        named = message.uri if message.method == "resources/read" else None
+    if named is not None:
+        headers["Mcp-Name"] = header_value(named)
+    if message.method == "tools/call" and message.name is not None:
+        headers.update(parameter_headers(built_in_schema(message.name), message.arguments))
+    return headers
+
+
+# --- Connection ---------------------------------------------------------------------------------------
+
+
+class Ended(ConnectionAbortedError):
+    """The exchange was ended by another thread while its worker was about to use a socket."""
+
+
+class Exchange:
+    """One HTTP exchange of a worker, which another thread may end by shutting its socket down.
+
+    An exchange owns a connection from when the pool gives it out until it goes back (urllib3 puts it back while the
+    last bytes of a body are read, before its worker knows). Both happen under `lock`, and only the socket of the
+    connection that is owned is shut: never that of a later call on the same connection. The connection knows the
+    socket object itself, since ``conn.sock`` is None while connecting and while the body of a closing connection
+    is read, and detached while shaking hands. It is shut down, which wakes its worker; it is closed by that worker.
+    """
+
+    # One lock for all exchanges, held for microseconds and never while waiting: it guards the attributes below,
+    # Connection.raw, and everything of InFlight.
+    lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.connection: Connection | None = None
+        self.stage = "queued"  # the worker's own: "proxy", "connect", "handshake" or "request"
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Within it, requests that this thread makes on a pool of `pool_manager` belong to this exchange."""
+        _worker.exchange = self
+        try:
+            yield
+        finally:
+            del _worker.exchange
+            with self.lock:
+                self.connection = None
+
+    def end(self) -> bool:
+        """End the exchange from any thread: its socket is shut, and no other will be attached.
+
+        Returns whether this call ended it. Does not wait and never fails.
+        """
+        with self.lock:
+            return self._end(shut=True)
+
+    def _end(self, shut: bool) -> bool:  # with the lock held
+        first = not self.ended
+        self.ended = True
+        if shut and first and self.connection is not None and self.connection.raw is not None:
+            # Not raw.shutdown(): that of an SSLSocket also drops its TLS object, under a worker that is reading.
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(self.connection.raw, socket.SHUT_RDWR)
+        return first
+
+    def check_out(self, connection: Connection) -> None:
+        """Own a connection that the pool gives out. Raises Ended."""
+        with self.lock:
+            if self.ended:
+                raise Ended
+            self.connection = connection
+
+    def attach(self, raw: socket.socket) -> None:
+        """Make a socket known before anything is waited for on it. Raises Ended."""
+        with self.lock:
+            if self.ended:
+                raise Ended
+            if self.connection is not None:
+                self.connection.raw = raw
+
+    def check_in(self) -> None:
+        """Disown the connection, which goes back to the pool."""
+        with self.lock:
+            self.connection = None
+
+
+class _Worker(threading.local):
+    """The exchange that the current thread is in the middle of: urllib3 passes none of its own objects through."""
+
+    exchange: Exchange | None = None
+
+
+_worker = _Worker()
+
+
+class _Socket(ssl.SSLSocket):
+    """A TLS socket that is attached before its handshake, in which urllib3 has not got hold of it yet."""
+
+    def do_handshake(self, block: bool = False) -> None:
+        if _worker.exchange is not None:
+            _worker.exchange.attach(self)
+        super().do_handshake(block)
+
+
+class _Response(http.client.HTTPResponse):
+    """http.client takes 102 and 103 for final answers, and would leave the real one for the next call to read."""
+
+    def _read_status(self) -> tuple[str, int, str]:
+        version, status, reason = super()._read_status()  # type: ignore[misc]
+        while status in (102, 103):  # RFC 9110, section 15.2: any number of interim answers
+            http.client.parse_headers(self.fp)
+            version, status, reason = super()._read_status()  # type: ignore[misc]
+        return version, status, reason
+
+    def _read_next_chunk_size(self) -> int:
+        size: int = super()._read_next_chunk_size()  # type: ignore[misc]
+        if size < 0:  # int(line, 16) takes a sign, RFC 9112, section 7.1 does not
+            raise ValueError("negative chunk size")
+        return size
+
+
+class Connection(urllib3.connection.HTTPSConnection):
+    """A connection of which a call can be ended, in any of its stages, by a thread that is not its worker."""
+
+    response_class = _Response
+    raw: socket.socket | None = None  # guarded by Exchange.lock; the rest is of the worker that holds the connection
+    used = (0.0, 0.0)  # when it last went back to the pool, by either clock
+    _holding = False
+    _head = b""
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the pool may give the connection out again.
+
+        Idle time is the longer of two clocks': the monotonic one stands still while the machine is suspended.
+        """
+        idle = max(time.monotonic() - self.used[0], time.time() - self.used[1])
+        return idle < IDLE_SECONDS and super().is_connected
+
+    def _stage(self, stage: str) -> None:
+        if _worker.exchange is not None:
+            _worker.exchange.stage = stage
+
+    def _new_conn(self) -> socket.socket:
+        self._stage("proxy" if self.proxy else "connect")
+        until = time.monotonic() + self.timeout if isinstance(self.timeout, (int, float)) else float("inf")
+        addresses = socket.getaddrinfo(self._dns_host, self.port, type=socket.SOCK_STREAM)
+        error: OSError = OSError("no address")
+        for tried, (family, kind, protocol, _, address) in enumerate(addresses):
+            # Several addresses of one name share the time, so that a dead first one leaves some to the next.
+            share = (until - time.monotonic()) / (len(addresses) - tried)
+            sock = None
+            try:
+                sock = socket.socket(family, kind, protocol)
+                self._connect_socket(sock, address, share)
+                return sock
+            except Ended:
+                if sock is not None:
+                    sock.close()
+                raise
+            except OSError as e:
+                error = e
+                if sock is not None:
+                    sock.close()
+        raise error
+
+    def _connect_socket(self, sock: socket.socket, address: tuple[object, ...], seconds: float) -> None:
+        exchange = _worker.exchange
+        until = time.monotonic() + seconds
+        if exchange is not None:
+            exchange.attach(sock)
+        for option in self.socket_options or ():
+            sock.setsockopt(*option)
+        sock.setblocking(False)
+        code = sock.connect_ex(address)
+        if code in _CONNECTING:
+            # In slices: the shutdown of a socket that has not begun to connect is lost.
+            while not urllib3.util.wait_for_write(sock, 0.05):
+                if exchange is not None and exchange.ended:
+                    raise Ended
+                if time.monotonic() > until:
+                    raise TimeoutError("timed out")
+            code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, os.strerror(code))
+        sock.settimeout(self.timeout if isinstance(self.timeout, (int, float)) else None)
+        if not self.proxy:
+            self._stage("handshake")
+
+    def _tunnel(self) -> None:
+        super()._tunnel()
+        self._stage("handshake")
+
+    def request(self, *args: object, **kwargs: object) -> None:
+        """Send a request, its head and a body of up to 64 KiB in one write.
+
+        Two writes are two TLS records, two segments and two wake-ups of the server; joining a larger body would copy
+        it. Raises what urllib3's does.
+        """
+        self._stage("request")
+        self._holding = True
+        try:
+            super().request(*args, **kwargs)  # type: ignore[arg-type]
+            if self._head:
+                self._write(self._head)
+        finally:
+            self._holding, self._head = False, b""
+
+    def send(self, data: bytes) -> None:  # type: ignore[override]
+        """Send bytes, or hold them when they are the head of a request."""
+        if self._holding:
+            self._holding, self._head = False, data
+            return
+        head, self._head = self._head, b""
+        if len(head) + len(data) > _JOINED and head:
+            self._write(head)
+            head = b""
+        self._write(head + data if head else data)
+
+    def _write(self, data: bytes) -> None:
+        # A refusal can hide behind a failed write: in TLS 1.3 the handshake of a client ends before the server has
+        # looked at its certificate. After this one error urllib3 goes on to read the answer, and meets the alert.
+        try:
+            super().send(data)
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionResetError) as e:
+            raise BrokenPipeError(errno.EPIPE, "the connection closed") from e
+
+
+_JOINED = 64 * 1024
+_CONNECTING = {
+    errno.EINPROGRESS,
+    errno.EWOULDBLOCK,
+    getattr(errno, "WSAEWOULDBLOCK", errno.EINPROGRESS),
+}
+
+
+class _Pool(urllib3.HTTPSConnectionPool):
+    """A pool that tells a connection's exchange when it goes out and when it comes back."""
+
+    ConnectionCls = Connection
+
+    def _get_conn(self, timeout: float | None = None) -> Connection:
+        connection = super()._get_conn(timeout)
+        assert isinstance(connection, Connection)
+        if _worker.exchange is not None:
+            try:
+                _worker.exchange.check_out(connection)
+            except Ended:
+                super()._put_conn(connection)
+                raise
+        return connection
+
+    def _put_conn(self, connection: object) -> None:
+        if isinstance(connection, Connection):
+            connection.used = time.monotonic(), time.time()
+        if _worker.exchange is not None:
+            _worker.exchange.check_in()
+        super()._put_conn(connection)  # type: ignore[arg-type]
+
+
+class Proxy(NamedTuple):
+    """The proxy on the way to a server: its URL without credentials, HOST:PORT, and its header, if any."""
+
+    url: str
+    address: str
+    authorization: str | None
+
+
+def environment_proxy(address: Address, environ: Mapping[str, str] = os.environ) -> Proxy | None:
+    """The proxy that HTTPS_PROXY and NO_PROXY (or in lower case) name for a server, None for none.
+
+    Never one for localhost or a loopback address. Raises ValueError for a proxy that cannot be used. Credentials
+    are taken from the URL, percent-decoded (RFC 3986, section 3.2.1).
+    """
+    given = environ.get("HTTPS_PROXY") or environ.get("https_proxy")
+    if not given or _bypasses(address, environ.get("NO_PROXY") or environ.get("no_proxy") or ""):
+        return None
+    from urllib.parse import unquote, urlsplit  # only with a proxy
+
+    try:
+        url = urlsplit(given if "://" in given else f"http://{given}")
+        host, port = url.hostname, url.port or {"http": 80, "https": 443}.get(url.scheme)
+    except ValueError:
+        host, port = None, None
+    if not host or not port or url.scheme not in ("http", "https"):
+        # Never the value itself: it may hold a password.
+        raise ValueError("HTTPS_PROXY names no http:// or https:// proxy: set it to http://HOST:PORT, or unset it")
+    netloc = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    authorization = None
+    if url.username is not None:
+        credentials = f"{unquote(url.username)}:{unquote(url.password or '')}"
+        authorization = f"Basic {base64.b64encode(credentials.encode()).decode()}"
+    return Proxy(f"{url.scheme}://{netloc}", netloc, authorization)
+
+
+def _bypasses(address: Address, patterns: str) -> bool:
+    """Whether NO_PROXY covers a server: a name and what is below it, .NAME for only that, an address, a network
+    (CIDR), each with :PORT or without; * for all."""
+    import ipaddress  # only with a proxy
+
+    host = address.host.lower().rstrip(".")
+    try:
+        ip = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        ip = None
+    if host == "localhost" or host.endswith(".localhost") or (ip is not None and ip.is_loopback):
+        return True
+    for pattern in patterns.lower().replace(",", " ").split():
+        match = re.fullmatch(r"\[(.*)\](?::(\d+))?|([^:]*)(?::(\d+))?|(.*)", pattern)
+        assert match is not None
+        name, port = match[1] or match[3] or match[5] or "", match[2] or match[4]
+        if port and int(port) != address.port:
+            continue
+        if name == "*":
+            return True
+        if ip is not None:
+            with contextlib.suppress(ValueError):
+                if ip in ipaddress.ip_network(name, strict=False):
+                    return True
+            continue
+        name = name[1:] if name.startswith("*.") else name
+        if (name and host.endswith(name if name.startswith(".") else f".{name}")) or host == name:
+            return True
+    return False
+
+
+def pool_manager(address: Address, side: Side, proxy: Proxy | None = None) -> urllib3.PoolManager:
+    """A urllib3 manager for requests to ``https://HOST:PORT`` over mutual TLS, as a client side of a bundle.
+
+    Retries nothing and follows no redirect. A proxy is passed through by CONNECT; one of https is verified with
+    certifi, the one place where public CAs are trusted. Its requests can be ended: see `Exchange`.
+    """
+    context = tls_context(side)
+    context.sslsocket_class = _Socket
+    # A connection for every worker; past that none is kept. Small writes must not wait for acknowledgements of others,
+    # which urllib3 forgets on the way through a proxy.
+    options = {
+        "maxsize": WORKERS,
+        "retries": False,
+        "ssl_context": context,
+        "assert_hostname": False,
+        "socket_options": [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
+    }
+    manager: urllib3.PoolManager
+    if proxy is None:
+        manager = urllib3.PoolManager(1, **options)  # type: ignore[arg-type]
+    else:
+        if proxy.url.startswith("https:"):
+            import certifi
+
+            public = ssl.create_default_context(cadata=certifi.contents())
+            public.sslsocket_class = _Socket
+            options["proxy_ssl_context"] = public
+        if proxy.authorization:
+            options["proxy_headers"] = {"Proxy-Authorization": proxy.authorization}
+        manager = urllib3.ProxyManager(proxy.url, 1, **options)  # type: ignore[arg-type]
+    manager.pool_classes_by_scheme = {"https": _Pool}
+    return manager
+
+
+class Failure(Exception):
+    """Why a message got no answer: a sentence the person at the harness can act on, and the HTTP status, if any."""
+
+    def __init__(self, text: str, status: int | None = None) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Answer(NamedTuple):
+    """What the server answered: the status, the media type in lower case without parameters, and the body."""
+
+    status: int
+    media_type: str
+    body: bytes
+
+
+class Ratd:
+    """The server at the other end: a POST a message, each on a connection of its own while it lasts."""
+
+    def __init__(self, address: Address, side: Side, proxy: Proxy | None = None) -> None:
+        self.address = address
+        self.proxy = proxy
+        manager = pool_manager(address, side, proxy)
+        self._pool = manager.connection_from_host(address.host, address.port, "https")
+
+    def post(self, exchange: Exchange, body: bytes, headers: Mapping[str, str], seconds: float) -> Answer:
+        """Post a message and read its answer, in at most about ``seconds``. Raises Failure.
+
+        The bound proper is the deadline that ends the exchange; urllib3's timeouts bound each operation of a socket
+        only, and would let a server that sends a byte now and then hold a worker for ever.
+        """
+        received = 0
+        expected: str | None = None
+        try:
+            with exchange.running():
+                response = self._pool.urlopen(
+                    "POST",
+                    "/mcp",
+                    body=body,
+                    headers=headers,
+                    retries=False,
+                    redirect=False,
+                    assert_same_host=False,
+                    timeout=seconds,
+                    preload_content=False,
+                    decode_content=False,
+                )
+                try:
+                    expected = response.headers.get("Content-Length")
+                    if response.status < 200:  # 101, after which the connection speaks another protocol
+                        raise self._invalid(f"HTTP {response.status}, which nobody asked for")
+                    media_type = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+                    if media_type == "text/event-stream":
+                        raise self._invalid("an event stream rather than JSON")
+                    pieces = []
+                    # By read1: a read(n) of a malformed chunked body can take far more than n.
+                    while piece := response.read1(_PIECE):
+                        pieces.append(piece)
+                        received += len(piece)
+                        if received > MESSAGE_LIMIT:
+                            raise self._invalid("over 16 MiB")
+                    return Answer(response.status, media_type, b"".join(pieces))
+                finally:
+                    if not response.closed:
+                        response.close()  # not read to its end: neither is the connection of use to anyone
+                    response.release_conn()
+        except (OSError, http.client.HTTPException, urllib3.exceptions.HTTPError) as e:
+            raise Failure(self._explain(_root(e), exchange.stage, received, expected, seconds)) from e
+
+    def _invalid(self, reason: str) -> Failure:
+        return Failure(f"ratd at {self.address.text} sent an invalid response: {reason}")
+
+    def no_answer(self, answer: Answer, called: bool) -> str:
+        """What is said of an answer that is no JSON-RPC response to the message."""
+        lines = [line for line in answer.body[:100_000].decode("utf-8", "replace").splitlines() if line.strip()]
+        if answer.status >= 400:
+            first = "".join(c if c.isprintable() else " " for c in lines[0].strip()[:200]) if lines else ""
+            return f"ratd at {self.address.text} answered HTTP {answer.status}" + (f": {first}" if first else "")
+        if not lines and 200 <= answer.status < 300:
+            return str(self._invalid(f"none to the call (HTTP {answer.status})"))
+        to = "a JSON-RPC response to the call" if called else "what is answered to a notification"
+        return str(self._invalid(f"not {to} (HTTP {answer.status})"))
+
+    def late(self, stage: str, seconds: float) -> str:
+        """What is said of a request whose time is over."""
+        if stage == "proxy" and self.proxy is not None:
+            return f"proxy at {self.proxy.address} unreachable: no answer within {seconds:g}s"
+        return f"ratd at {self.address.text} did not answer within {seconds:g}s"
+
+    def _explain(self, error: BaseException, stage: str, received: int, expected: str | None, seconds: float) -> str:
+        """What a failed exchange says. The stage decides whose failure it is: urllib3's classes call a ratd that closes
+        without an answer a ProxyError, and a proxy that resets CONNECT a ProtocolError."""
+        address = self.address.text
+        reason = openssl_reason(error) if isinstance(error, ssl.SSLError) else ""
+        if isinstance(error, (TimeoutError, socket.timeout, urllib3.exceptions.TimeoutError)) and not (
+            isinstance(error, OSError) and error.errno == errno.ETIMEDOUT
+        ):
+            return self.late(stage, seconds)
+        if stage == "proxy" and self.proxy is not None:
+            if refused := re.search(r"Tunnel connection failed: (\d+)", str(error)):
+                return f"proxy at {self.proxy.address} refused the tunnel: HTTP {refused[1]}"
+            reason = reason or (system_reason(error) if isinstance(error, OSError) else "not an HTTP proxy")
+            return f"proxy at {self.proxy.address} unreachable: {reason}"
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return f"rat refused the certificate of ratd at {address}: {reason}. Check the bundle with rat-tool check."
+        if isinstance(error, ssl.SSLError) and not isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+            alert = re.fullmatch(r"(?:SSLV3|TLSV1|TLSV13)_ALERT_(.*)", error.reason or "")
+            if alert and alert[1] != "PROTOCOL_VERSION":
+                told = _ALERTS.get(alert[1], reason)
+                return (
+                    f"ratd at {address} refused the TLS handshake: remote error: tls: {told}. "
+                    "Check the bundle with rat-tool check."
+                )
+            if alert or stage == "handshake":
+                return f"ratd at {address} does not answer in TLS 1.3: {reason}"
+            return str(self._invalid(reason))
+        if isinstance(error, (http.client.IncompleteRead, urllib3.exceptions.IncompleteRead)):
+            total = f" of {expected}" if expected and expected.isdecimal() else ""
+            return str(self._invalid(f"it ended after {received}{total} bytes"))
+        if isinstance(error, OSError):
+            return f"ratd unreachable at {address}: {system_reason(error)}"
+        return str(self._invalid("not an HTTP response"))
+
+
+# Bytes asked of a body at once: four TLS records.
+_PIECE = 64 * 1024
+
+# TLS alerts (RFC 8446, section 6.2) in the words of Go's crypto/tls, which people find when they search for them.
+_ALERTS = {
+    "UNKNOWN_CA": "unknown certificate authority",
+    "BAD_CERTIFICATE": "bad certificate",
+    "CERTIFICATE_REQUIRED": "certificate required",
+    "CERTIFICATE_EXPIRED": "expired certificate",
+    "CERTIFICATE_REVOKED": "revoked certificate",
+    "UNSUPPORTED_CERTIFICATE": "unsupported certificate",
+    "CERTIFICATE_UNKNOWN": "unknown certificate",
+    "ACCESS_DENIED": "access denied",
+    "HANDSHAKE_FAILURE": "handshake failure",
+    "INTERNAL_ERROR": "internal error",
+}
+
+
+def _root(error: BaseException) -> BaseException:
+    """The error of the system, of OpenSSL or of http.client inside those that urllib3 wraps around it."""
+    inner = error
+    while isinstance(inner, urllib3.exceptions.HTTPError):
+        causes = [cause for cause in (*reversed(inner.args), inner.__cause__) if isinstance(cause, BaseException)]
+        if not causes:
+            break
+        inner = causes[0]
+    return inner
+
+
+# --- Calls in flight ----------------------------------------------------------------------------------
+
+
+class Posting(Exchange):
+    """A message on its way: a call, a notification, a response or a batch, from its line to its end.
+
+    It settles once, under the lock of all exchanges: answered, canceled, late or stopped. Whoever settles it first
+    decides, and what it writes is queued in that same step. Settling drops the line.
+    """
+
+    def __init__(self, line: bytes, message: Message, headers: Mapping[str, str]) -> None:
+        super().__init__()
+        self.line = line
+        self.message = message
+        self.headers = headers
+        self.seconds = REQUEST_SECONDS + message.wait
+        self.started = 0.0  # by the monotonic clock; set by its worker
+
+
+class InFlight:
+    """The register of postings, the calls among them by identifier, and their deadlines.
+
+    Everything in it is guarded by `Exchange.lock`. A batch is not registered by the identifiers in it: canceling one
+    of its calls would end the others.
+    """
+
+    def __init__(self, answers: queue.SimpleQueue[bytes | None]) -> None:
+        self._answers = answers
+        self._lock = Exchange.lock
+        self._changed = threading.Condition(self._lock)
+        self._postings: set[Posting] = set()
+        self._calls: dict[tuple[str, object], list[Posting]] = {}  # the latest of one identifier last
+        # (when, order, posting): settled ones stay until they are due or too many, and hold no line any more.
+        self._deadlines: list[tuple[float, int, Posting]] = []
+        self._order = 0
+        self._stopped = False
+
+    def add(self, posting: Posting) -> bool:
+        """Register a posting; False when the register was stopped."""
+        with self._lock:
+            if self._stopped:
+                return False
+            self._postings.add(posting)
+            if posting.message.calls and not posting.message.batch:
+                self._calls.setdefault(posting.message.calls[0].key, []).append(posting)
+            return True
+
+    def start(self, posting: Posting) -> bool:
+        """Start the time of a posting that a worker takes; False when it is settled already."""
+        with self._lock:
+            if posting.ended:
+                return False
+            posting.started = time.monotonic()
+            self._order += 1
+            due = (posting.started + posting.seconds, self._order, posting)
+            if len(self._deadlines) > 64 + 2 * len(self._postings):
+                self._deadlines = [entry for entry in self._deadlines if not entry[2].ended]
+                heapq.heapify(self._deadlines)
+            heapq.heappush(self._deadlines, due)
+            if self._deadlines[0] is due:
+                self._changed.notify()
+            return True
+
+    def settle(self, posting: Posting, line: bytes | None, shut: bool = False) -> bool:
+        """Settle a posting and queue its line, if any; False when it was settled before, and nothing is queued."""
+        with self._lock:
+            return self._settle(posting, line, shut)
+
+    def _settle(self, posting: Posting, line: bytes | None, shut: bool) -> bool:  # with the lock held
+        if not posting._end(shut):
+            return False
+        posting.line = b""
+        self._postings.discard(posting)
+        if posting.message.calls and not posting.message.batch:
+            key = posting.message.calls[0].key
+            same = self._calls[key]
+            same.remove(posting)
+            if not same:
+                del self._calls[key]
+        if line is not None:
+            self._answers.put(line)
+        return True
+
+    def cancel(self, key: tuple[str, object]) -> Posting | None:
+        """Settle the latest call of an identifier, writing nothing, and shut its socket. Returns it, if any."""
+        with self._lock:
+            same = self._calls.get(key)
+            if not same:
+                return None
+            posting = same[-1]
+            self._settle(posting, None, shut=True)
+            return posting
+
+    def next_late(self) -> Posting | None:
+        """Wait for a posting whose time is over and is not settled; None when the register was stopped."""
+        with self._lock:
+            while not self._stopped:
+                while self._deadlines and self._deadlines[0][2].ended:
+                    heapq.heappop(self._deadlines)
+                if not self._deadlines:
+                    self._changed.wait()
+                    continue
+                due, _, posting = self._deadlines[0]
+                remaining = due - time.monotonic()
+                if remaining <= 0:
+                    heapq.heappop(self._deadlines)
+                    return posting
+                self._changed.wait(remaining)
+            return None
+
+    def stop(self) -> None:
+        """Settle every posting, writing nothing, and shut the sockets. Nothing is registered or queued afterwards."""
+        with self._lock:
+            self._stopped = True
+            for posting in list(self._postings):
+                self._settle(posting, None, shut=True)
+            self._changed.notify_all()
+
+
+# --- Relay --------------------------------------------------------------------------------------------
+
+
+def read_lines(descriptor: int) -> Iterator[bytes | None]:
+    """The lines of a descriptor without their ends, the last one also when it has none; None for one over the limit.
+
+    A line ends in LF or CRLF (MCP, stdio transport). What is over `MESSAGE_LIMIT` is told as soon as it is known,
+    then drained without being held. Raises OSError when reading fails.
+    """
+    pending: list[bytes] = []
+    size = 0  # of what is pending; -1 while a line over the limit is drained
+    while chunk := os.read(descriptor, 256 * 1024):
+        *ended, rest = chunk.split(b"\n")
+        for piece in ended:
+            if size >= 0:
+                line = b"".join((*pending, piece)) if pending else piece
+                line = line[:-1] if line.endswith(b"\r") else line
+                yield line if len(line) <= MESSAGE_LIMIT else None
+            pending, size = [], 0
+        if rest and size >= 0:
+            pending.append(rest)
+            size += len(rest)
+            if size > MESSAGE_LIMIT + 1:  # the one more may be a carriage return
+                pending, size = [], -1
+                yield None
+    if size > 0:
+        line = b"".join(pending)
+        line = line[:-1] if line.endswith(b"\r") else line
+        yield line if len(line) <= MESSAGE_LIMIT else None
+
+
+def one_line(body: bytes) -> bytes:
+    """A JSON text on a line of its own: white space around it dropped, and line breaks in it replaced.
+
+    A line break within JSON stands between tokens, where a space means the same (RFC 8259, section 2): inside a string
+    it is always escaped.
+    """
+    body = body.strip(b" \t\r\n")
+    if b"\n" in body or b"\r" in body:
+        body = body.replace(b"\r", b" ").replace(b"\n", b" ")
+    return body
+
+
+class Relay:
+    """The threads between the harness and the server, and what one message comes to.
+
+    The reader thread dispatches lines, the workers post them, one writer thread owns the output, one more thread ends
+    what is late; the main thread waits for the reason to stop, since signals reach it there.
+    """
+
+    def __init__(self, ratd: Ratd, log: Log, source: int = 0, sink: int = 1) -> None:
+        self._ratd = ratd
+        self._log = log
+        self._source = source
+        self._sink = sink
+        self._answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._stops: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
+        self._in_flight = InFlight(self._answers)
+        self._workers = ThreadPoolExecutor(WORKERS, "post", initializer=self._count_worker)
+        self._counted = 0  # workers that ever started: they never end
+        # The version that initialize settled on. Written by a worker before the answer is queued, so before the harness
+        # can send a message that counts on it; read by the reader thread.
+        self._negotiated: str | None = None
+
+    def _count_worker(self) -> None:
+        with Exchange.lock:
+            self._counted += 1
+
+    def stop(self, reason: str, status: int = 0) -> None:
+        """Have `run` end. Any thread or signal handler may call it: the put of a SimpleQueue is reentrant."""
+        self._stops.put((reason, status))
+
+    def run(self) -> int:
+        """Relay until told to stop. Returns the exit status: 0, or 1 when reading or writing failed.
+
+        Leaves threads behind, waiting for the system: the caller ends the process with os._exit.
+        """
+        writer = threading.Thread(target=self._write, name="writer", daemon=True)
+        for thread in (
+            writer,
+            threading.Thread(target=self._read, name="reader", daemon=True),
+            threading.Thread(target=self._end_late, name="deadline", daemon=True),
+        ):
+            thread.start()
+        reason, status = self._wait_for_stop()
+        self._in_flight.stop()
+        self._answers.put(None)
+        writer.join(0.08)  # an output that nobody reads must not keep the process
+        self._log.info("stopped", reason=reason)
+        self._log.close(0.04)
+        return status
+
+    def _wait_for_stop(self) -> tuple[str, int]:
+        if os.name != "nt":
+            return self._stops.get()
+        while True:  # there a signal does not interrupt the wait for a lock
+            with contextlib.suppress(queue.Empty):
+                return self._stops.get(timeout=0.1)
+
+    # Reader thread
+
+    def _read(self) -> None:
+        try:
+            for line in read_lines(self._source):
+                self._dispatch(line)
+            self.stop("end of input")
+        except OSError as e:
+            self.stop(f"cannot read the input: {system_reason(e)}", 1)
+        except BaseException as e:  # the process must not stay behind deaf
+            self.stop(f"the reader failed: {type(e).__name__}: {e}", 1)
+            raise
+
+    def _dispatch(self, line: bytes | None) -> None:
+        if line is None:
+            self._answers.put(error_line("null", ERROR_CODE, "message over 16 MiB, not relayed"))
+            self._log.warn("relay failed", error="message over 16 MiB, not relayed")
+            return
+        if not line.strip(b" \t\r"):
+            return
+        try:
+            message = read_message(line)
+        except InvalidMessage as e:
+            self._answers.put(error_line("null", e.code, f"invalid JSON-RPC message: {e}"))
+            self._log.warn("relay failed", error=f"invalid JSON-RPC message: {e}")
+            return
+        posting = Posting(line, message._replace(arguments=None), request_headers(message, self._negotiated))
+        if not self._in_flight.add(posting):
+            return
+        if message.method == "notifications/cancelled" and message.request is not None and not message.calls:
+            canceled = self._in_flight.cancel(message.request)
+            if canceled is not None:
+                self._log.debug("call canceled", id=canceled.message.calls[0].text)
+        try:
+            self._workers.submit(self._relay, posting)
+        except RuntimeError as e:
+            # It is queued all the same, and the workers there are will come to it. With none, none ever will.
+            if self._counted == 0:
+                self._fail(posting, f"rat cannot relay the message: {e}")
+
+    # Workers
+
+    def _relay(self, posting: Posting) -> None:
+        status: int | None = None
+        try:
+            if not self._in_flight.start(posting):
+                return
+            answer = self._ratd.post(posting, posting.line, posting.headers, posting.seconds)
+            status = answer.status
+            self._in_flight.settle(posting, self._line(posting.message, answer))
+        except Failure as e:
+            self._fail(posting, str(e))
+        except BaseException as e:  # noqa: BLE001 - an executor would keep it in a Future that nobody reads
+            self._fail(posting, f"rat cannot relay the message: {type(e).__name__}: {e}")
+        if self._log.level <= LEVELS["debug"]:
+            duration = f"{(time.monotonic() - posting.started) * 1000:.1f}ms"
+            self._log.debug("message", **_labels(posting.message), status=status, duration=duration)
+
+    def _line(self, message: Message, answer: Answer) -> bytes | None:
+        """The line that is written for an answer, None for none. Raises Failure when it is no answer to the message."""
+        if not message.calls and 200 <= answer.status < 300 and not answer.body.strip(b" \t\r\n"):
+            return None
+        if message.batch:
+            if answer.status == 200 and answer.body.lstrip(b" \t\r\n").startswith(b"["):
+                with contextlib.suppress(ValueError):
+                    parse_json(answer.body)
+                    return one_line(answer.body)
+        elif message.calls:
+            with contextlib.suppress(ValueError):
+                response = parse_json(answer.body)
+                if (
+                    isinstance(response, dict)
+                    and response.get("jsonrpc") == "2.0"
+                    and identifier_key(response.get("id")) == message.calls[0].key
+                    and ("result" in response or "error" in response)
+                ):
+                    if message.method == "initialize":
+                        result = response.get("result")
+                        version = result.get("protocolVersion") if isinstance(result, dict) else None
+                        if isinstance(version, str):
+                            self._negotiated = version
+                    return one_line(answer.body)
+        raise Failure(self._ratd.no_answer(answer, bool(message.calls)))
+
+    # Deadline thread
+
+    def _end_late(self) -> None:
+        while True:
+            posting = self._in_flight.next_late()
+            if posting is None:
+                return
+            # Written here, not by its worker: one that is stuck in name resolution would never write it.
+            self._fail(posting, self._ratd.late(posting.stage, posting.seconds), shut=True)
+
+    def _fail(self, posting: Posting, text: str, shut: bool = False) -> None:
+        if self._in_flight.settle(posting, failure_line(posting.message, text), shut):
+            self._log.warn("relay failed", **_labels(posting.message), error=text)
+
+    # Writer thread
+
+    def _write(self) -> None:
+        try:
+            while (line := self._answers.get()) is not None:
+                # A large line is not copied for the sake of its end; there is no other writer.
+                for data in (line + b"\n",) if len(line) < _PIECE else (line, b"\n"):
+                    view = memoryview(data)
+                    while view:
+                        view = view[os.write(self._sink, view[: 1 << 20]) :]
+        except OSError as e:
+            self.stop(f"cannot write the output: {system_reason(e)}", 1)
+
+
+def _labels(message: Message) -> dict[str, object]:
+    identifier = ",".join(call.text for call in message.calls[:10]) or None
+    return {"method": "batch" if message.batch else message.method, "id": identifier}
+
+
+# --- Log ----------------------------------------------------------------------------------------------
+
+
+class Log:
+    """Records on stderr, a line each, in the form of the text handler of Go's slog: never the content of a message.
+
+    A harness that does not read stderr blocks whoever writes to it: records pass through a bounded queue to a thread
+    of their own. What overflows is dropped and counted.
+    """
+
+    def __init__(self, level: str = "info", sink: int = 2) -> None:
+        self.level = LEVELS[level]
+        self._sink = sink
+        self._records: queue.Queue[str | None] = queue.Queue(1000)
+        self._lock = threading.Lock()
+        self._dropped = 0  # guarded by the lock
+        self._writer = threading.Thread(target=self._write, name="log", daemon=True)
+        self._writer.start()
+
+    def debug(self, message: str, **fields: object) -> None:
+        """Log at level debug."""
+        self._log("debug", message, fields)
+
+    def info(self, message: str, **fields: object) -> None:
+        """Log at level info."""
+        self._log("info", message, fields)
+
+    def warn(self, message: str, **fields: object) -> None:
+        """Log at level warn."""
+        self._log("warn", message, fields)
+
+    def _log(self, level: str, message: str, fields: Mapping[str, object]) -> None:
+        if LEVELS[level] < self.level:
+            return
+        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        known = {"time": now, "level": level.upper(), "msg": message, **fields}
+        record = " ".join(f"{name}={_quoted(str(value))}" for name, value in known.items() if value is not None)
+        try:
+            self._records.put_nowait(record)
+        except queue.Full:
+            with self._lock:
+                self._dropped += 1
+
+    def _write(self) -> None:
+        while (record := self._records.get()) is not None:
+            with self._lock:
+                dropped, self._dropped = self._dropped, 0
+            if dropped:
+                record += f'\nlevel=WARN msg="log records dropped" count={dropped}'
+            data = memoryview(f"{record}\n".encode("utf-8", "backslashreplace"))
+            with contextlib.suppress(OSError):  # there is nowhere left to say it
+                while data:
+                    data = data[os.write(self._sink, data) :]
+
+    def close(self, seconds: float) -> None:
+        """Wait for what was logged to be written, for ``seconds`` at most: stderr may be blocked."""
+        with contextlib.suppress(queue.Full):
+            self._records.put_nowait(None)
+        self._writer.join(seconds)
+
+
+def _quoted(value: str) -> str:
+    if len(value) > 500:  # identifiers and methods come from the harness
+        value = f"{value[:500]}..."
+    if value and value.isprintable() and not re.search(r"[\s\"=]", value):
+        return value
+    return json.dumps(value, ensure_ascii=not value.isprintable())
+
+
+# --- Main ---------------------------------------------------------------------------------------------
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the bridge with the arguments of a command line (those of the process by default).
+
+    Returns the exit status when it does not start: 1 for a client directory or a proxy that cannot be used. Once it
+    relays it ends the process. Raises SystemExit(2) on usage.
+    """
+    parser = FlagParser(
+        prog="rat",
+        allow_abbrev=False,
+        description="Bridge a harness that speaks MCP on stdio to a server that requires a client certificate.",
+        epilog="example: rat --server ratd.example:7433 --bundle ~/bundle/clients/work",
+    )
+    add_flags(parser)
+    parser.add_argument("--version", action="version", version=version_text(), help="print the version and exit")
+    flags = parser.parse_args(arguments)
+    try:
+        proxy = environment_proxy(flags.server)
+        side = load_side(flags.bundle)
+        ratd = Ratd(flags.server, side, proxy)
+    except (ValueError, OSError) as e:  # of which a BundleError is one
+        print(f"rat: {e}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 0
+    _own_standard_streams()
+    # A message nested as deep as the recursion limit of any Python would overflow the small stacks of some systems.
+    threading.stack_size(4 << 20)
+    log = Log(flags.log_level)
+    relay = Relay(ratd, log)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda n, _: relay.stop(signal.Signals(n).name))
+    log.info(
+        "relaying",
+        version=__version__,
+        server=flags.server.text,
+        tenant=side.tenant,
+        session=side.name,
+        expires=side.expires.date(),
+    )
+    remaining = (side.expires - datetime.now(timezone.utc)).days
+    if remaining < 365:
+        log.warn(
+            "the bundle expires within a year, issue another",
+            expires=side.expires.date(),
+            days=remaining,
+        )
+    status = relay.run()
+    # Threads may be waiting for the system, in name resolution above all, where nothing can wake them: an exit that
+    # joins them, as the interpreter's does, could take as long as they do.
+    os._exit(status)
+
+
+def version_text() -> str:
+    """What --version prints: the versions of everything that takes part in a connection."""
+    library = urllib3.__version__  # type: ignore[attr-defined]
+    return f"rat {__version__} (Python {platform.python_version()}, {ssl.OPENSSL_VERSION}, urllib3 {library})"
+
+
+def _own_standard_streams() -> None:
+    """Have descriptors 0 and 1 carry messages and nothing else, untouched and complete."""
+    # One that is closed would be given to the next socket, and the log would go to the server.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    if sys.platform == "win32":
+        import msvcrt
+
+        for standard in (0, 1, 2):
+            msvcrt.setmode(standard, os.O_BINARY)
+    else:
+        for standard in (
+            0,
+            1,
+        ):  # a harness may hand over pipes that are not, and answers would be lost
+            os.set_blocking(standard, True)
+    sys.stdout = sys.stderr  # a print of some library would break the stream of messages
+
+
+if __name__ == "__main__":
+    sys.exit(main())
