@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from bundles import Bundle
-from fault_server import FaultServer
+from fault_server import FaultServer, answer
 from harness import Harness, rat_command
 
 if TYPE_CHECKING:
@@ -96,12 +96,7 @@ def start_rat(request: pytest.FixtureRequest, client_side: Path) -> Iterator[Sta
         flags = ["--server", address, "--bundle", str(side or client_side)]
         if level is not None:
             flags += ["--log-level", level]
-        harness = Harness(
-            [*rat_command(patch), *flags],
-            environment,
-            read_output=read_output,
-            read_errors=read_errors,
-        )
+        harness = Harness([*rat_command(patch), *flags], environment, read_output=read_output, read_errors=read_errors)
         started.append(harness)
         return harness
 
@@ -116,3 +111,42 @@ def start_rat(request: pytest.FixtureRequest, client_side: Path) -> Iterator[Sta
 def rat(start_rat: StartRat) -> Harness:
     """A rat for the test's server."""
     return start_rat()
+
+
+class Conversation(NamedTuple):
+    """A rat and its server."""
+
+    server: FaultServer
+    harness: Harness
+
+
+@pytest.fixture(scope="module")
+def started_conversation(bundle: Bundle) -> Iterator[Conversation]:
+    """The rat and server that the tests of a module share through ``conversation``."""
+    server = FaultServer(bundle.server)
+    flags = ["--server", server.address, "--bundle", str(bundle.client)]
+    harness = Harness([*rat_command(), *flags])
+    yield Conversation(server, harness)
+    harness.close()
+    server.close()
+    assert "Traceback" not in "\n".join(harness.log), harness.log
+
+
+@pytest.fixture
+def conversation(started_conversation: Conversation) -> Iterator[Conversation]:
+    """A rat and its server for a test that leaves them as they were: the next one has the same.
+
+    Starting a process costs more than most tests do. What a test before left is undone: the server
+    is a good one again, no connection is open, and no answer unread.
+    """
+    server, _ = started_conversation
+    server.respond = answer
+    server.script = server.serve
+    server.scripts.clear()
+    server.requests.clear()
+    server.cut_all()
+    yield started_conversation
+    server.respond = answer
+    server.script = server.serve
+    server.scripts.clear()
+    started_conversation.harness.call("last")
