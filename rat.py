@@ -45,9 +45,10 @@ import urllib3
 import urllib3.connection
 import urllib3.exceptions
 import urllib3.util
+from urllib3.util.ssltransport import SSLTransport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Generator, Iterator, Mapping, Sequence
     from typing import NoReturn
 
 __version__ = "1.0.0"
@@ -60,6 +61,9 @@ MESSAGE_LIMIT = 16 * 1024 * 1024
 # connection that hangs is cut and nothing that works is.
 REQUEST_SECONDS = 30
 
+# Seconds for a call answered by an event stream, in all; REQUEST_SECONDS then bound the silence between events.
+STREAM_SECONDS = 600
+
 # ratd closes a connection idle for 120 s; one about to be closed must not be given a request.
 IDLE_SECONDS = 90
 
@@ -69,12 +73,16 @@ WORKERS = 256
 # The code of every failure that rat itself answers. JSON-RPC 2.0 leaves -32000 to -32099 to implementations;
 # MCP 2026-07-28 reserves part of that range, yet this is the code harnesses of the bridge know.
 ERROR_CODE = -32050
+HEADER_MISMATCH = -32020
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
 
 # From this protocol version on each request carries its version in _meta, and headers mirror what it asks for.
 # Versions are dates, which compare as text.
 MODERN = "2026-07-28"
+
+# The request whose event stream lives until somebody ends it.
+LISTEN = "subscriptions/listen"
 
 LEVELS = {"debug": 0, "info": 1, "warn": 2, "error": 3}
 
@@ -305,11 +313,7 @@ def _check_files(path: str, role: str) -> str:
         place = os.path.join(path, "clients", "NAME") if role == "client" else os.path.join(path, "server")
         raise BundleError(f"{path} is a whole bundle: give the directory of one {role} in it, {place}")
     blocks = {}
-    for name, kind in (
-        ("ca.crt", "CERTIFICATE"),
-        (f"{role}.crt", "CERTIFICATE"),
-        (f"{role}.key", "PRIVATE KEY"),
-    ):
+    for name, kind in (("ca.crt", "CERTIFICATE"), (f"{role}.crt", "CERTIFICATE"), (f"{role}.key", "PRIVATE KEY")):
         file = os.path.join(path, name)
         try:
             with open(file, "rb") as opened:
@@ -688,10 +692,10 @@ def error_line(identifier: str, code: int, message: str) -> bytes:
     return f'{{"jsonrpc":"2.0","id":{identifier},"error":{{"code":{code},"message":{json.dumps(message)}}}}}'.encode()
 
 
-def failure_line(message: Message, text: str) -> bytes | None:
-    """What is written when a message got no answer: an error a call; nothing to what holds no call."""
-    errors = [error_line(call.text, ERROR_CODE, text) for call in message.calls]
-    if message.batch and errors:
+def failure_line(calls: Sequence[Call], batch: bool, text: str) -> bytes | None:
+    """What is written for calls that got no answer, an error each; None when there are none."""
+    errors = [error_line(call.text, ERROR_CODE, text) for call in calls]
+    if batch and errors:
         return b"[" + b",".join(errors) + b"]"
     return errors[0] if errors else None
 
@@ -714,41 +718,72 @@ def header_value(text: str) -> str:
     return f"=?base64?{base64.b64encode(data).decode()}?="
 
 
+def _annotations(schema: object) -> Iterator[tuple[object, tuple[str, ...] | None, object]]:
+    """Each ``x-mcp-header`` in a JSON Schema: its value, the path of its property (None where it can be reached by
+    other keywords than ``properties``), and the type beside it."""
+    todo: list[tuple[object, tuple[str, ...] | None]] = [(schema, ())]
+    while todo:
+        part, path = todo.pop()
+        if isinstance(part, list):
+            todo.extend((inner, None) for inner in part)
+        elif isinstance(part, dict):
+            if "x-mcp-header" in part:
+                yield part["x-mcp-header"], path, part.get("type")
+            for keyword, inner in part.items():
+                if keyword == "properties" and isinstance(inner, dict):
+                    todo.extend((below, None if path is None else (*path, key)) for key, below in inner.items())
+                elif keyword not in ("const", "default", "enum", "examples"):  # which hold values, not schemas
+                    todo.append((inner, None))
+
+
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
+_MIRRORED_TYPES = ("string", "integer", "boolean")
+
+
 def header_parameters(schema: object) -> dict[str, tuple[str, ...]]:
     """The arguments that an input schema asks to have mirrored: header name to the path of its property.
 
     The annotation is ``x-mcp-header`` (MCP 2026-07-28, Streamable HTTP), on a string, integer or boolean at any depth
-    of ``properties``. One that is empty, no token of RFC 9110 (section 5.6.2), or not unique without regard to case
-    is not used.
+    of ``properties``. One that is empty, no token, or not unique without regard to case is not used.
     """
-    found: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
-    todo: list[tuple[object, tuple[str, ...]]] = [(schema, ())]
-    while todo:
-        part, path = todo.pop()
-        if not isinstance(part, dict):
-            continue
-        name = part.get("x-mcp-header")
-        if path and isinstance(name, str) and part.get("type") in ("string", "integer", "boolean"):
-            found.setdefault(name.lower(), []).append((name, path))
-        properties = part.get("properties")
-        if isinstance(properties, dict):
-            todo.extend((inner, (*path, key)) for key, inner in properties.items())
-    token = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+    uses: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
+    for name, path, kind in _annotations(schema):
+        if path and kind in _MIRRORED_TYPES and isinstance(name, str):
+            uses.setdefault(name.lower(), []).append((name, path))
     return {
-        f"Mcp-Param-{uses[0][0]}": uses[0][1]
-        for uses in found.values()
-        if len(uses) == 1 and token.fullmatch(uses[0][0])
+        f"Mcp-Param-{same[0][0]}": same[0][1]
+        for same in uses.values()
+        if len(same) == 1 and _TOKEN.fullmatch(same[0][0])
     }
 
 
-def parameter_headers(schema: object, arguments: object) -> dict[str, str]:
-    """The ``Mcp-Param-*`` headers of a call, from the tool's input schema and the call's arguments.
+def annotation_fault(schema: object) -> str | None:
+    """Why the annotations of a tool's input schema break the specification's rules, None when they do not.
+
+    By those rules (MCP 2026-07-28, Streamable HTTP) one bad annotation has a client mirror none of the tool's.
+    """
+    seen = set()
+    for name, path, kind in _annotations(schema):
+        if not isinstance(name, str) or not _TOKEN.fullmatch(name):
+            return f"the header name {name!r} is no token"
+        if not path:
+            return f"{name} is not on an argument reached by properties alone"
+        if kind not in _MIRRORED_TYPES:
+            return f"{name} is on an argument that is no string, integer or boolean"
+        if name.lower() in seen:
+            return f"{name} is used twice"
+        seen.add(name.lower())
+    return None
+
+
+def parameter_headers(parameters: Mapping[str, tuple[str, ...]], arguments: object) -> dict[str, str]:
+    """The ``Mcp-Param-*`` headers of a call, from its tool's `header_parameters` and the call's arguments.
 
     A value that is null, absent, an object, an array, a fraction, or an integer beyond what JSON numbers hold exactly
     (RFC 8259, section 6: 2**53 - 1) has no header.
     """
     headers = {}
-    for name, path in header_parameters(schema).items():
+    for name, path in parameters.items():
         value = arguments
         for key in path:
             value = value.get(key) if isinstance(value, dict) else None
@@ -770,8 +805,12 @@ _FIXED_HEADERS = {
 }
 
 
-def request_headers(message: Message, negotiated: str | None) -> dict[str, str]:
+def request_headers(
+    message: Message, negotiated: str | None, learned: Mapping[str, Mapping[str, tuple[str, ...]]] | None = None
+) -> dict[str, str]:
     """The headers of a message's request (MCP, Streamable HTTP), given the version that initialize settled on.
+
+    ``learned`` holds the `header_parameters` of tools by name; ratd's own tools are known without it.
 
     A version or a method that is no printable ASCII has no form as a header: it is left out, and the server says
     what it thinks of it.
@@ -793,7 +832,10 @@ def request_headers(message: Message, negotiated: str | None) -> dict[str, str]:
     if named is not None:
         headers["Mcp-Name"] = header_value(named)
     if message.method == "tools/call" and message.name is not None:
-        headers.update(parameter_headers(built_in_schema(message.name), message.arguments))
+        parameters = learned.get(message.name) if learned else None
+        if parameters is None:
+            parameters = header_parameters(built_in_schema(message.name))
+        headers.update(parameter_headers(parameters, message.arguments))
     return headers
 
 
@@ -866,6 +908,12 @@ class Exchange:
             if self.connection is not None:
                 self.connection.raw = raw
 
+    def unbind(self) -> None:
+        """Let the operations of the socket take any time: a stream may be silent, and its deadline is elsewhere."""
+        with self.lock:
+            if self.connection is not None and self.connection.raw is not None:
+                self.connection.raw.settimeout(None)
+
     def check_in(self) -> None:
         """Disown the connection, which goes back to the pool."""
         with self.lock:
@@ -923,7 +971,14 @@ class Connection(urllib3.connection.HTTPSConnection):
         Idle time is the longer of two clocks': the monotonic one stands still while the machine is suspended.
         """
         idle = max(time.monotonic() - self.used[0], time.time() - self.used[1])
-        return idle < IDLE_SECONDS and super().is_connected
+        return idle < IDLE_SECONDS and super().is_connected and not self._holds_unread()
+
+    def _holds_unread(self) -> bool:
+        # What a server sent unasked may be in the TLS layer already, where no wait on the socket tells of it: the next
+        # call would take it for its answer.
+        if isinstance(self.sock, ssl.SSLSocket):
+            return self.sock.pending() > 0
+        return isinstance(self.sock, SSLTransport) and bool(self.sock.incoming.pending or self.sock.sslobj.pending())
 
     def _stage(self, stage: str) -> None:
         if _worker.exchange is not None:
@@ -932,7 +987,10 @@ class Connection(urllib3.connection.HTTPSConnection):
     def _new_conn(self) -> socket.socket:
         self._stage("proxy" if self.proxy else "connect")
         until = time.monotonic() + self.timeout if isinstance(self.timeout, (int, float)) else float("inf")
-        addresses = socket.getaddrinfo(self._dns_host, self.port, type=socket.SOCK_STREAM)
+        try:
+            addresses = socket.getaddrinfo(self._dns_host, self.port, type=socket.SOCK_STREAM)
+        except UnicodeError:  # from the IDNA codec, for an empty label or one over 63 bytes
+            raise socket.gaierror(socket.EAI_NONAME, "no such host") from None
         error: OSError = OSError("no address")
         for tried, (family, kind, protocol, _, address) in enumerate(addresses):
             # Several addresses of one name share the time, so that a dead first one leaves some to the next.
@@ -1015,11 +1073,7 @@ class Connection(urllib3.connection.HTTPSConnection):
 
 
 _JOINED = 64 * 1024
-_CONNECTING = {
-    errno.EINPROGRESS,
-    errno.EWOULDBLOCK,
-    getattr(errno, "WSAEWOULDBLOCK", errno.EINPROGRESS),
-}
+_CONNECTING = {errno.EINPROGRESS, errno.EWOULDBLOCK, getattr(errno, "WSAEWOULDBLOCK", errno.EINPROGRESS)}
 
 
 class _Pool(urllib3.HTTPSConnectionPool):
@@ -1154,12 +1208,80 @@ class Failure(Exception):
         self.status = status
 
 
+class TooLarge(ValueError):
+    """An answer, or an event of one, over the limit."""
+
+
+class EventStream:
+    """The events of a ``text/event-stream`` (HTML Living Standard, section 9.2.6), from bytes split anywhere.
+
+    ``last_id`` and ``retry`` (milliseconds) are what the stream last said of how to resume it. An event of more than
+    ``limit`` bytes raises TooLarge.
+    """
+
+    def __init__(self, limit: int = MESSAGE_LIMIT) -> None:
+        self.last_id: str | None = None
+        self.retry: int | None = None
+        self._limit = limit
+        self._line: list[bytes] = []  # the pieces of a line that has not ended
+        self._event = b""
+        self._data: list[bytes] = []
+        self._size = 0  # of the pieces and the data together
+        self._first = True
+        self._after_return = False
+
+    def feed(self, data: bytes) -> Iterator[tuple[str, bytes]]:
+        """Take some bytes of the stream; gives the type and the data of each event that ends in them."""
+        if self._after_return and data.startswith(b"\n"):
+            data = data[1:]
+        if data:
+            self._after_return = data.endswith(b"\r")
+        for piece in data.splitlines(keepends=True):  # of bytes: at LF, CR and CRLF only
+            line = piece.rstrip(b"\r\n")
+            self._line.append(line)
+            self._size += len(line)
+            if self._size > self._limit:
+                raise TooLarge(f"an event over {self._limit} bytes")
+            if len(line) < len(piece):
+                whole, self._line = b"".join(self._line), []
+                yield from self._take(whole)
+
+    def _take(self, line: bytes) -> Iterator[tuple[str, bytes]]:
+        if self._first:
+            line, self._first = line[3:] if line.startswith(b"\xef\xbb\xbf") else line, False
+        field, _, value = line.partition(b":")
+        value = value[1:] if value.startswith(b" ") else value
+        if not line:
+            event, data = self._event or b"message", b"\n".join(self._data)
+            self._event, self._data, self._size = b"", [], 0
+            if data:
+                yield event.decode("utf-8", "replace"), data
+        elif field == b"data":
+            self._data.append(value)
+            return
+        elif field == b"event":
+            self._event = value
+        elif field == b"id" and b"\0" not in value:
+            self.last_id = value.decode("utf-8", "replace")
+        elif field == b"retry" and value.isdigit():
+            self.retry = int(value[:9])
+        self._size = sum(map(len, self._data))
+
+
 class Answer(NamedTuple):
-    """What the server answered: the status, the media type in lower case without parameters, and the body."""
+    """What the server answered: the status, the media type in lower case without parameters, and the body.
+
+    Of an event stream there is one for its opening, with an empty body, and one for the data of each event.
+    """
 
     status: int
     media_type: str
     body: bytes
+
+    @property
+    def streamed(self) -> bool:
+        """Whether it is of an event stream."""
+        return self.media_type == "text/event-stream" and self.status < 300
 
 
 class Ratd:
@@ -1171,10 +1293,12 @@ class Ratd:
         manager = pool_manager(address, side, proxy)
         self._pool = manager.connection_from_host(address.host, address.port, "https")
 
-    def post(self, exchange: Exchange, body: bytes, headers: Mapping[str, str], seconds: float) -> Answer:
-        """Post a message and read its answer, in at most about ``seconds``. Raises Failure.
+    def post(
+        self, exchange: Exchange, body: bytes, headers: Mapping[str, str], seconds: float
+    ) -> Generator[Answer, None, None]:
+        """Post a message and give its answer, or one for each event of a stream, as they come. Raises Failure.
 
-        The bound proper is the deadline that ends the exchange; urllib3's timeouts bound each operation of a socket
+        The bound proper is the deadline that ends the exchange. urllib3's ``seconds`` bound each operation of a socket
         only, and would let a server that sends a byte now and then hold a worker for ever.
         """
         received = 0
@@ -1182,40 +1306,43 @@ class Ratd:
         try:
             with exchange.running():
                 response = self._pool.urlopen(
-                    "POST",
-                    "/mcp",
-                    body=body,
-                    headers=headers,
-                    retries=False,
-                    redirect=False,
-                    assert_same_host=False,
-                    timeout=seconds,
-                    preload_content=False,
-                    decode_content=False,
-                )
+                    "POST", "/mcp", body, headers, retries=False, redirect=False, assert_same_host=False,
+                    timeout=seconds, preload_content=False, decode_content=False,
+                )  # fmt: skip
                 try:
                     expected = response.headers.get("Content-Length")
-                    if response.status < 200:  # 101, after which the connection speaks another protocol
-                        raise self._invalid(f"HTTP {response.status}, which nobody asked for")
                     media_type = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-                    if media_type == "text/event-stream":
-                        raise self._invalid("an event stream rather than JSON")
+                    answer = Answer(response.status, media_type, b"")
+                    if answer.status < 200:  # 101, after which the connection speaks another protocol
+                        raise self.invalid(f"HTTP {answer.status}, which nobody asked for")
+                    stream = EventStream() if answer.streamed else None
+                    if stream is not None:
+                        exchange.unbind()
+                        yield answer
                     pieces = []
                     # By read1: a read(n) of a malformed chunked body can take far more than n.
                     while piece := response.read1(_PIECE):
-                        pieces.append(piece)
                         received += len(piece)
-                        if received > MESSAGE_LIMIT:
-                            raise self._invalid("over 16 MiB")
-                    return Answer(response.status, media_type, b"".join(pieces))
+                        if stream is not None:
+                            for _, data in stream.feed(piece):
+                                yield answer._replace(body=data)
+                        elif received <= MESSAGE_LIMIT:
+                            pieces.append(piece)
+                        else:
+                            raise TooLarge
+                    if stream is None:
+                        yield answer._replace(body=b"".join(pieces))
                 finally:
                     if not response.closed:
                         response.close()  # not read to its end: neither is the connection of use to anyone
                     response.release_conn()
+        except TooLarge:
+            raise self.invalid("over 16 MiB") from None
         except (OSError, http.client.HTTPException, urllib3.exceptions.HTTPError) as e:
             raise Failure(self._explain(_root(e), exchange.stage, received, expected, seconds)) from e
 
-    def _invalid(self, reason: str) -> Failure:
+    def invalid(self, reason: str) -> Failure:
+        """The failure of an answer that is not what it should be."""
         return Failure(f"ratd at {self.address.text} sent an invalid response: {reason}")
 
     def no_answer(self, answer: Answer, called: bool) -> str:
@@ -1225,9 +1352,9 @@ class Ratd:
             first = "".join(c if c.isprintable() else " " for c in lines[0].strip()[:200]) if lines else ""
             return f"ratd at {self.address.text} answered HTTP {answer.status}" + (f": {first}" if first else "")
         if not lines and 200 <= answer.status < 300:
-            return str(self._invalid(f"none to the call (HTTP {answer.status})"))
+            return str(self.invalid(f"none to the call (HTTP {answer.status})"))
         to = "a JSON-RPC response to the call" if called else "what is answered to a notification"
-        return str(self._invalid(f"not {to} (HTTP {answer.status})"))
+        return str(self.invalid(f"not {to} (HTTP {answer.status})"))
 
     def late(self, stage: str, seconds: float) -> str:
         """What is said of a request whose time is over."""
@@ -1261,13 +1388,13 @@ class Ratd:
                 )
             if alert or stage == "handshake":
                 return f"ratd at {address} does not answer in TLS 1.3: {reason}"
-            return str(self._invalid(reason))
+            return str(self.invalid(reason))
         if isinstance(error, (http.client.IncompleteRead, urllib3.exceptions.IncompleteRead)):
             total = f" of {expected}" if expected and expected.isdecimal() else ""
-            return str(self._invalid(f"it ended after {received}{total} bytes"))
+            return str(self.invalid(f"it ended after {received}{total} bytes"))
         if isinstance(error, OSError):
             return f"ratd unreachable at {address}: {system_reason(error)}"
-        return str(self._invalid("not an HTTP response"))
+        return str(self.invalid("not an HTTP response"))
 
 
 # Bytes asked of a body at once: four TLS records.
@@ -1315,7 +1442,9 @@ class Posting(Exchange):
         self.message = message
         self.headers = headers
         self.seconds = REQUEST_SECONDS + message.wait
-        self.started = 0.0  # by the monotonic clock; set by its worker
+        self.started = 0.0  # by the monotonic clock, as its deadline; set when a worker takes it
+        self.due = 0.0
+        self.unanswered = list(message.calls)
 
 
 class InFlight:
@@ -1352,15 +1481,35 @@ class InFlight:
             if posting.ended:
                 return False
             posting.started = time.monotonic()
+            posting.due = posting.started + posting.seconds
             self._order += 1
-            due = (posting.started + posting.seconds, self._order, posting)
+            entry = (posting.due, self._order, posting)
             if len(self._deadlines) > 64 + 2 * len(self._postings):
                 self._deadlines = [entry for entry in self._deadlines if not entry[2].ended]
                 heapq.heapify(self._deadlines)
-            heapq.heappush(self._deadlines, due)
-            if self._deadlines[0] is due:
+            heapq.heappush(self._deadlines, entry)
+            if self._deadlines[0] is entry:
                 self._changed.notify()
             return True
+
+    def stream(self, posting: Posting, line: bytes | None, answered: Sequence[object] = ()) -> bool:
+        """Queue a line of an event stream and extend its time; settles the posting when its last call is answered.
+
+        ``answered`` are the keys of the calls that the line answers. Returns whether the posting is settled.
+        """
+        with self._lock:
+            if posting.ended:
+                return True
+            posting.unanswered = [call for call in posting.unanswered if call.key not in answered]
+            if answered and not posting.unanswered:
+                return self._settle(posting, line, shut=False)
+            if line is not None:
+                self._answers.put(line)
+            if posting.message.method == LISTEN:
+                posting.due = float("inf")
+            else:
+                posting.due = min(time.monotonic() + posting.seconds, posting.started + STREAM_SECONDS)
+            return False
 
     def settle(self, posting: Posting, line: bytes | None, shut: bool = False) -> bool:
         """Settle a posting and queue its line, if any; False when it was settled before, and nothing is queued."""
@@ -1401,12 +1550,15 @@ class InFlight:
                 if not self._deadlines:
                     self._changed.wait()
                     continue
-                due, _, posting = self._deadlines[0]
+                due, order, posting = self._deadlines[0]
+                if due < posting.due:  # events came, and it has longer
+                    heapq.heapreplace(self._deadlines, (posting.due, order, posting))
+                    continue
                 remaining = due - time.monotonic()
                 if remaining <= 0:
                     heapq.heappop(self._deadlines)
                     return posting
-                self._changed.wait(remaining)
+                self._changed.wait(min(remaining, STREAM_SECONDS))
             return None
 
     def stop(self) -> None:
@@ -1478,9 +1630,15 @@ class Relay:
         self._in_flight = InFlight(self._answers)
         self._workers = ThreadPoolExecutor(WORKERS, "post", initializer=self._count_worker)
         self._counted = 0  # workers that ever started: they never end
+        # Subscriptions last: they would take the workers that calls need.
+        self._listeners = ThreadPoolExecutor(WORKERS, "listen", initializer=self._count_worker)
         # The version that initialize settled on. Written by a worker before the answer is queued, so before the harness
         # can send a message that counts on it; read by the reader thread.
         self._negotiated: str | None = None
+        # The annotated arguments of the tools listed, by name, and the names of those logged as faulty: written
+        # by workers before the listing is queued and read by the reader thread, by single operations of a dict or set.
+        self._learned: dict[str, Mapping[str, tuple[str, ...]]] = {}
+        self._faulty: set[str] = set()
 
     def _count_worker(self) -> None:
         with Exchange.lock:
@@ -1543,7 +1701,9 @@ class Relay:
             self._answers.put(error_line("null", e.code, f"invalid JSON-RPC message: {e}"))
             self._log.warn("relay failed", error=f"invalid JSON-RPC message: {e}")
             return
-        posting = Posting(line, message._replace(arguments=None), request_headers(message, self._negotiated))
+        posting = Posting(
+            line, message._replace(arguments=None), request_headers(message, self._negotiated, self._learned)
+        )
         if not self._in_flight.add(posting):
             return
         if message.method == "notifications/cancelled" and message.request is not None and not message.calls:
@@ -1551,7 +1711,7 @@ class Relay:
             if canceled is not None:
                 self._log.debug("call canceled", id=canceled.message.calls[0].text)
         try:
-            self._workers.submit(self._relay, posting)
+            (self._listeners if message.method == LISTEN else self._workers).submit(self._relay, posting)
         except RuntimeError as e:
             # It is queued all the same, and the workers there are will come to it. With none, none ever will.
             if self._counted == 0:
@@ -1564,9 +1724,21 @@ class Relay:
         try:
             if not self._in_flight.start(posting):
                 return
-            answer = self._ratd.post(posting, posting.line, posting.headers, posting.seconds)
-            status = answer.status
-            self._in_flight.settle(posting, self._line(posting.message, answer))
+            # Closed when left, an answer that is not read to its end closes its connection.
+            with contextlib.closing(
+                self._ratd.post(posting, posting.line, posting.headers, posting.seconds)
+            ) as answers:
+                for answer in answers:
+                    status = answer.status
+                    if answer.streamed:
+                        if self._take_event(posting, answer.body):
+                            break
+                    else:
+                        self._in_flight.settle(posting, self._line(posting.message, answer))
+            if not posting.ended:
+                if posting.unanswered:
+                    raise self._ratd.invalid("an event stream without the response to the call")
+                self._in_flight.settle(posting, None)
         except Failure as e:
             self._fail(posting, str(e))
         except BaseException as e:  # noqa: BLE001 - an executor would keep it in a Future that nobody reads
@@ -1579,27 +1751,64 @@ class Relay:
         """The line that is written for an answer, None for none. Raises Failure when it is no answer to the message."""
         if not message.calls and 200 <= answer.status < 300 and not answer.body.strip(b" \t\r\n"):
             return None
-        if message.batch:
-            if answer.status == 200 and answer.body.lstrip(b" \t\r\n").startswith(b"["):
-                with contextlib.suppress(ValueError):
-                    parse_json(answer.body)
+        with contextlib.suppress(ValueError):
+            value = parse_json(answer.body) if message.batch or message.calls else None
+            if message.batch:
+                if answer.status == 200 and isinstance(value, list):
                     return one_line(answer.body)
-        elif message.calls:
-            with contextlib.suppress(ValueError):
-                response = parse_json(answer.body)
-                if (
-                    isinstance(response, dict)
-                    and response.get("jsonrpc") == "2.0"
-                    and identifier_key(response.get("id")) == message.calls[0].key
-                    and ("result" in response or "error" in response)
-                ):
-                    if message.method == "initialize":
-                        result = response.get("result")
-                        version = result.get("protocolVersion") if isinstance(result, dict) else None
-                        if isinstance(version, str):
-                            self._negotiated = version
-                    return one_line(answer.body)
+            elif isinstance(value, dict) and _answers(value) == message.calls[0].key:
+                self._learn(message, value)
+                return one_line(answer.body)
         raise Failure(self._ratd.no_answer(answer, bool(message.calls)))
+
+    def _take_event(self, posting: Posting, data: bytes) -> bool:
+        """Write an event of a stream; returns whether the stream has served its purpose.
+
+        What is no JSON, or a response to another call, is passed over: the stream of messages must stay one.
+        """
+        if not data:
+            return self._in_flight.stream(posting, None)
+        try:
+            value = parse_json(data)
+            messages = value if isinstance(value, list) else [value]
+            answered = []
+            for message in messages:
+                if not isinstance(message, dict):
+                    raise ValueError("no JSON-RPC message")
+                if "method" not in message:
+                    answered.append(_answers(message))
+                    if answered[-1] not in [call.key for call in posting.unanswered]:
+                        raise ValueError("no response to the call")
+                    self._learn(posting.message, message)
+        except ValueError as e:
+            self._log.warn("event passed over", **_labels(posting.message), error=e)
+            return False
+        return self._in_flight.stream(posting, one_line(data), answered)
+
+    def _learn(self, message: Message, response: Mapping[str, object]) -> None:
+        """Keep what later requests need of a response: the version settled on, the annotations of tools."""
+        result, error = response.get("result"), response.get("error")
+        if isinstance(error, dict) and error.get("code") == HEADER_MISMATCH:
+            self._learned.clear()  # the server's schemas are not those that were listed, or no longer
+        if not isinstance(result, dict):
+            return
+        version, tools = result.get("protocolVersion"), result.get("tools")
+        if message.method == "initialize" and isinstance(version, str):
+            self._negotiated = version
+        if message.method != "tools/list" or not isinstance(tools, list):
+            return
+        for tool in tools:
+            name = tool.get("name") if isinstance(tool, dict) else None
+            if not isinstance(name, str):
+                continue
+            if len(self._learned) >= _LEARNED:  # a server without end must not fill the memory
+                self._learned.clear()
+                self._faulty.clear()
+            fault = annotation_fault(tool.get("inputSchema"))
+            self._learned[name] = {} if fault else header_parameters(tool.get("inputSchema"))
+            if fault and name not in self._faulty:
+                self._faulty.add(name)
+                self._log.warn("annotations of a tool not used", tool=name, error=fault)
 
     # Deadline thread
 
@@ -1609,10 +1818,11 @@ class Relay:
             if posting is None:
                 return
             # Written here, not by its worker: one that is stuck in name resolution would never write it.
-            self._fail(posting, self._ratd.late(posting.stage, posting.seconds), shut=True)
+            over = posting.due - posting.started >= STREAM_SECONDS
+            self._fail(posting, self._ratd.late(posting.stage, STREAM_SECONDS if over else posting.seconds), shut=True)
 
     def _fail(self, posting: Posting, text: str, shut: bool = False) -> None:
-        if self._in_flight.settle(posting, failure_line(posting.message, text), shut):
+        if self._in_flight.settle(posting, failure_line(posting.unanswered, posting.message.batch, text), shut):
             self._log.warn("relay failed", **_labels(posting.message), error=text)
 
     # Writer thread
@@ -1627,6 +1837,16 @@ class Relay:
                         view = view[os.write(self._sink, view[: 1 << 20]) :]
         except OSError as e:
             self.stop(f"cannot write the output: {system_reason(e)}", 1)
+
+
+_LEARNED = 10_000  # tools
+
+
+def _answers(response: Mapping[str, object]) -> tuple[str, object] | None:
+    """The key of the call that a JSON-RPC response (section 5) answers, None for what is none."""
+    if response.get("jsonrpc") == "2.0" and ("result" in response or "error" in response):
+        return identifier_key(response.get("id"))
+    return None
 
 
 def _labels(message: Message) -> dict[str, object]:
@@ -1747,11 +1967,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     remaining = (side.expires - datetime.now(timezone.utc)).days
     if remaining < 365:
-        log.warn(
-            "the bundle expires within a year, issue another",
-            expires=side.expires.date(),
-            days=remaining,
-        )
+        log.warn("the bundle expires within a year, issue another", expires=side.expires.date(), days=remaining)
     status = relay.run()
     # Threads may be waiting for the system, in name resolution above all, where nothing can wake them: an exit that
     # joins them, as the interpreter's does, could take as long as they do.
@@ -1776,10 +1992,7 @@ def _own_standard_streams() -> None:
         for standard in (0, 1, 2):
             msvcrt.setmode(standard, os.O_BINARY)
     else:
-        for standard in (
-            0,
-            1,
-        ):  # a harness may hand over pipes that are not, and answers would be lost
+        for standard in (0, 1):  # a harness may hand over pipes that are not, and answers would be lost
             os.set_blocking(standard, True)
     sys.stdout = sys.stderr  # a print of some library would break the stream of messages
 

@@ -101,7 +101,7 @@ def test_an_annotation_that_is_not_unique_is_used_nowhere() -> None:
 @pytest.mark.parametrize("schema", [None, 5, [], {}, {"properties": 5}, {"properties": {"a": 5}}])
 def test_a_schema_without_annotations_asks_for_nothing(schema: object) -> None:
     assert rat.header_parameters(schema) == {}
-    assert rat.parameter_headers(schema, {"a": 1}) == {}
+    assert rat.parameter_headers(rat.header_parameters(schema), {"a": 1}) == {}
 
 
 def test_an_annotation_of_the_schema_itself_names_no_argument() -> None:
@@ -137,18 +137,18 @@ def test_an_annotation_of_the_schema_itself_names_no_argument() -> None:
 )
 def test_the_value_of_an_annotated_argument(value: object, header: str | None) -> None:
     schema = {"properties": {"x": annotated("X")}}
-    assert rat.parameter_headers(schema, {"x": value}) == ({} if header is None else {"Mcp-Param-X": header})
+    assert rat.parameter_headers(rat.header_parameters(schema), {"x": value}) == ({} if header is None else {"Mcp-Param-X": header})
 
 
 @pytest.mark.parametrize("arguments", [None, 5, [], {}, {"a": None}, {"a": 5}, {"a": {"c": 1}}])
 def test_an_argument_that_is_absent_has_no_header(arguments: object) -> None:
     schema = {"properties": {"a": {"properties": {"b": annotated("B")}}}}
-    assert rat.parameter_headers(schema, arguments) == {}
+    assert rat.parameter_headers(rat.header_parameters(schema), arguments) == {}
 
 
 def test_an_integer_too_long_for_python_has_no_header() -> None:
     arguments = rat.parse_json(b'{"x":' + b"9" * 5000 + b"}")
-    assert rat.parameter_headers({"properties": {"x": annotated("X")}}, arguments) == {}
+    assert rat.parameter_headers(rat.header_parameters({"properties": {"x": annotated("X")}}), arguments) == {}
 
 
 def test_every_schema_is_one_of_ratd_and_found_by_its_name() -> None:
