@@ -31,12 +31,14 @@ import os
 import platform
 import queue
 import re
+import shlex
 import signal
 import socket
 import ssl
 import sys
 import threading
 import time
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Callable, ClassVar, NamedTuple
@@ -256,7 +258,7 @@ def load_side(path: str, role: str = "client", passed: Callable[[str], None] = l
     if os.name != "nt":  # there, who may read is for access control lists to say
         mode = os.stat(side.key).st_mode & 0o777
         if mode & 0o077:
-            raise BundleError(f"{side.key} has mode {mode:04o}, run: chmod 600 {side.key}")
+            raise BundleError(f"{side.key} has mode {mode:04o}, run: chmod 600 {shlex.quote(side.key)}")
     passed("permissions")
     _check_key(side)
     passed("key")
@@ -1628,10 +1630,10 @@ class Relay:
         self._answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._stops: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
         self._in_flight = InFlight(self._answers)
-        self._workers = ThreadPoolExecutor(WORKERS, "post", initializer=self._count_worker)
-        self._counted = 0  # workers that ever started: they never end
-        # Subscriptions last: they would take the workers that calls need.
-        self._listeners = ThreadPoolExecutor(WORKERS, "listen", initializer=self._count_worker)
+        # Which executors have a worker: none ever ends. Subscriptions last, and would take the workers that calls need.
+        self._manned: set[str] = set()
+        self._workers = ThreadPoolExecutor(WORKERS, "post", self._manned.add, ("post",))
+        self._listeners = ThreadPoolExecutor(WORKERS, "listen", self._manned.add, ("listen",))
         # The version that initialize settled on. Written by a worker before the answer is queued, so before the harness
         # can send a message that counts on it; read by the reader thread.
         self._negotiated: str | None = None
@@ -1639,10 +1641,6 @@ class Relay:
         # by workers before the listing is queued and read by the reader thread, by single operations of a dict or set.
         self._learned: dict[str, Mapping[str, tuple[str, ...]]] = {}
         self._faulty: set[str] = set()
-
-    def _count_worker(self) -> None:
-        with Exchange.lock:
-            self._counted += 1
 
     def stop(self, reason: str, status: int = 0) -> None:
         """Have `run` end. Any thread or signal handler may call it: the put of a SimpleQueue is reentrant."""
@@ -1653,13 +1651,9 @@ class Relay:
 
         Leaves threads behind, waiting for the system: the caller ends the process with os._exit.
         """
-        writer = threading.Thread(target=self._write, name="writer", daemon=True)
-        for thread in (
-            writer,
-            threading.Thread(target=self._read, name="reader", daemon=True),
-            threading.Thread(target=self._end_late, name="deadline", daemon=True),
-        ):
-            thread.start()
+        writer = self._start("writer", self._write)
+        self._start("reader", self._read)
+        self._start("deadline", self._end_late)
         reason, status = self._wait_for_stop()
         self._in_flight.stop()
         self._answers.put(None)
@@ -1667,6 +1661,17 @@ class Relay:
         self._log.info("stopped", reason=reason)
         self._log.close(0.04)
         return status
+
+    def _start(self, name: str, work: Callable[[], None]) -> threading.Thread:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as e:  # noqa: BLE001 - without any one of them the process would stay behind, deaf
+                self.stop(f"the {name} thread failed: {type(e).__name__}: {e}", 1)
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        return thread
 
     def _wait_for_stop(self) -> tuple[str, int]:
         if os.name != "nt":
@@ -1684,9 +1689,6 @@ class Relay:
             self.stop("end of input")
         except OSError as e:
             self.stop(f"cannot read the input: {system_reason(e)}", 1)
-        except BaseException as e:  # the process must not stay behind deaf
-            self.stop(f"the reader failed: {type(e).__name__}: {e}", 1)
-            raise
 
     def _dispatch(self, line: bytes | None) -> None:
         if line is None:
@@ -1710,11 +1712,12 @@ class Relay:
             canceled = self._in_flight.cancel(message.request)
             if canceled is not None:
                 self._log.debug("call canceled", id=canceled.message.calls[0].text)
+        kind, executor = ("listen", self._listeners) if message.method == LISTEN else ("post", self._workers)
         try:
-            (self._listeners if message.method == LISTEN else self._workers).submit(self._relay, posting)
+            executor.submit(self._relay, posting)
         except RuntimeError as e:
             # It is queued all the same, and the workers there are will come to it. With none, none ever will.
-            if self._counted == 0:
+            if kind not in self._manned:
                 self._fail(posting, f"rat cannot relay the message: {e}")
 
     # Workers
@@ -1951,6 +1954,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 0
     _own_standard_streams()
+    warnings.simplefilter("ignore")  # a library's are not for the person who reads stderr
     # A message nested as deep as the recursion limit of any Python would overflow the small stacks of some systems.
     threading.stack_size(4 << 20)
     log = Log(flags.log_level)
