@@ -1381,9 +1381,11 @@ class Ratd:
         if isinstance(error, ssl.SSLCertVerificationError):
             return f"rat refused the certificate of ratd at {address}: {reason}. Check the bundle with rat-tool check."
         if isinstance(error, ssl.SSLError) and not isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
-            alert = re.fullmatch(r"(?:SSLV3|TLSV1|TLSV13)_ALERT_(.*)", error.reason or "")
-            if alert and alert[1] != "PROTOCOL_VERSION":
-                told = _ALERTS.get(alert[1], reason)
+            # By its words: the names of some alerts lack ALERT, and for some the ssl module has no name.
+            alert = re.match(r"(?:sslv3|tlsv1|tlsv13|ssl/tls) ", reason)
+            name = re.sub(r"^(SSLV3|TLSV1|TLSV13)_ALERT_", "", error.reason or "")
+            if alert and name != "PROTOCOL_VERSION":
+                told = _ALERTS.get(name, reason)
                 return (
                     f"ratd at {address} refused the TLS handshake: remote error: tls: {told}. "
                     "Check the bundle with rat-tool check."
@@ -1949,7 +1951,8 @@ def main(arguments: list[str] | None = None) -> int:
         side = load_side(flags.bundle)
         ratd = Ratd(flags.server, side, proxy)
     except (ValueError, OSError) as e:  # of which a BundleError is one
-        print(f"rat: {e}", file=sys.stderr)
+        if sys.stderr is not None:  # print would take stdout for it
+            print("rat:", str(e).replace("\n", "\\n"), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 0
