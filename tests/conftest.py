@@ -120,33 +120,58 @@ class Conversation(NamedTuple):
     harness: Harness
 
 
+class Started:
+    """The conversation that the tests of a module share; ended and started anew when one broke it."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._bundle = bundle
+        self._conversation: Conversation | None = None
+
+    def conversation(self) -> Conversation:
+        """The one there is, or a new one."""
+        if self._conversation is None:
+            server = FaultServer(self._bundle.server)
+            flags = ["--server", server.address, "--bundle", str(self._bundle.client)]
+            self._conversation = Conversation(server, Harness([*rat_command(), *flags]))
+        return self._conversation
+
+    def end(self) -> None:
+        """End the one there is. Fails when rat logged a traceback or a script failed."""
+        if self._conversation is not None:
+            server, harness = self._conversation
+            self._conversation = None
+            harness.close()
+            server.close()
+            assert "Traceback" not in "\n".join(harness.log), harness.log
+
+
 @pytest.fixture(scope="module")
-def started_conversation(bundle: Bundle) -> Iterator[Conversation]:
-    """The rat and server that the tests of a module share through ``conversation``."""
-    server = FaultServer(bundle.server)
-    flags = ["--server", server.address, "--bundle", str(bundle.client)]
-    harness = Harness([*rat_command(), *flags])
-    yield Conversation(server, harness)
-    harness.close()
-    server.close()
-    assert "Traceback" not in "\n".join(harness.log), harness.log
+def started(bundle: Bundle) -> Iterator[Started]:
+    """What ``conversation`` starts once for a module."""
+    shared = Started(bundle)
+    yield shared
+    shared.end()
 
 
 @pytest.fixture
-def conversation(started_conversation: Conversation) -> Iterator[Conversation]:
-    """A rat and its server for a test that leaves them as they were: the next one has the same.
+def conversation(started: Started, request: pytest.FixtureRequest) -> Iterator[Conversation]:
+    """A rat and its server, shared by the tests of a module: starting a process costs more than most.
 
-    Starting a process costs more than most tests do. What a test before left is undone: the server
-    is a good one again, no connection is open, and no answer unread.
+    What a test did to the server is undone after it; one that fails leaves nothing to the next.
     """
-    server, _ = started_conversation
+    failed = request.session.testsfailed
+    server, harness = started.conversation()
+    yield Conversation(server, harness)
+    if request.session.testsfailed > failed:
+        started.end()
+        return
     server.respond = answer
     server.script = server.serve
     server.scripts.clear()
-    server.requests.clear()
+    try:
+        harness.call("last")  # nothing else is there to read
+    except BaseException:
+        started.end()
+        raise
     server.cut_all()
-    yield started_conversation
-    server.respond = answer
-    server.script = server.serve
-    server.scripts.clear()
-    started_conversation.harness.call("last")
+    server.requests.clear()
