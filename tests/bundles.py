@@ -8,6 +8,7 @@ whole one.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -137,8 +138,12 @@ class Authority:
         end: datetime = END,
         key: ec.EllipticCurvePrivateKey | None = None,
         digest: hashes.SHA256 | hashes.SHA384 | None = None,
+        address: str | None = None,
     ) -> Leaf:
-        """A side's certificate and key: ``CN=name``, with exactly the extended key usages given."""
+        """A side's certificate and key: ``CN=name``, with exactly the extended key usages given.
+
+        ``address`` is that of an https server of the web, which no side of a bundle has.
+        """
         key = key or new_key()
         builder = (
             x509.CertificateBuilder()
@@ -153,10 +158,12 @@ class Authority:
         )
         if usages:
             builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        if address is not None:
+            named = x509.IPAddress(ipaddress.ip_address(address))
+            builder = builder.add_extension(x509.SubjectAlternativeName([named]), critical=False)
         if self.identified:
             builder = builder.add_extension(
-                x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()),
-                critical=False,
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False
             )
         certificate = builder.sign(self.key, digest or hashes.SHA256())
         return Leaf(certificate.public_bytes(serialization.Encoding.PEM), key_pem(key))
@@ -203,10 +210,7 @@ class Bundle:
         self.tenant = tenant
         self.authority = authority or Authority(tenant)
         self.server = write_side(
-            root / "server",
-            "server",
-            self.authority.certificate,
-            server or self.authority.issue(tenant, SERVER),
+            root / "server", "server", self.authority.certificate, server or self.authority.issue(tenant, SERVER)
         )
         self.leaves = {name: self.authority.issue(name, CLIENT) for name in clients}
         self.clients = [self.add_client(name, leaf) for name, leaf in self.leaves.items()]

@@ -14,8 +14,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bundles import Bundle
-from fault_server import FaultServer, answer
+from bundles import SERVER, Authority, Bundle, write_side
+from fault_server import ConnectProxy, FaultServer, answer
 from harness import Harness, rat_command
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class StartRat(Protocol):
         environment: Mapping[str, str] | None = None,
         read_output: bool = True,
         read_errors: bool = True,
+        blocking: bool = True,
     ) -> Harness: ...
 
 
@@ -89,6 +90,7 @@ def start_rat(request: pytest.FixtureRequest, client_side: Path) -> Iterator[Sta
         environment: Mapping[str, str] | None = None,
         read_output: bool = True,
         read_errors: bool = True,
+        blocking: bool = True,
     ) -> Harness:
         if address is None:
             server: FaultServer = request.getfixturevalue("fault_server")
@@ -175,3 +177,16 @@ def conversation(started: Started, request: pytest.FixtureRequest) -> Iterator[C
         raise
     server.cut_all()
     server.requests.clear()
+
+
+@pytest.fixture(params=["http", "https"])
+def proxy(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ConnectProxy]:
+    """A proxy, of http and of https: the latter certified by a CA of its own, which stands for public ones."""
+    side = None
+    if request.param == "https":
+        public = Authority("public")
+        leaf = public.issue("proxy", SERVER, address="127.0.0.1")
+        side = write_side(tmp_path / "proxy", "server", public.certificate, leaf)
+    server = ConnectProxy(side)
+    yield server
+    server.close()

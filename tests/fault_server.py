@@ -376,16 +376,28 @@ class FaultServer(Listener):
 
 
 class ConnectProxy(Listener):
-    """A proxy of CONNECT, mapping every name to loopback; ``context`` makes it an https one.
+    """A proxy of CONNECT, mapping every name to loopback; an https one when given a server directory.
 
-    ``tunnels`` keeps the head of each CONNECT. ``refuse`` is the status line it answers instead
-    of a tunnel; ``stage`` "accept", "connect" or "tunnel" resets the connection at that point,
-    and "silent" never answers the CONNECT.
+    Its address is in ``url``, and ``patch`` has a rat trust it as it trusts public CAs. ``tunnels`` keeps
+    the head of each CONNECT. ``refuse`` is the status line it answers instead of a tunnel; ``stage``
+    "accept", "connect" or "tunnel" resets the connection at that point, and "silent" never answers the
+    CONNECT.
     """
 
-    def __init__(self, context: ssl.SSLContext | None = None) -> None:
+    def __init__(self, side: Path | None = None) -> None:
         super().__init__()
-        self.context = context
+        self.url = f"http://{self.address}"
+        self.patch = ""
+        if side is not None:
+            self.url = f"https://{self.address}"
+            self.context = server_context(side)
+            self.context.verify_mode = ssl.CERT_NONE
+            trusted = str(side / "ca.crt")
+            self.patch = f"""
+import certifi
+certifi.where = lambda: {trusted!r}
+certifi.contents = lambda: open({trusted!r}).read()
+"""
         self.tunnels: list[str] = []
         self.refuse: bytes | None = None
         self.stage: str | None = None

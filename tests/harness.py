@@ -107,7 +107,8 @@ class Harness:
     """A ``rat`` process, and what a harness does with it.
 
     ``read_output`` and ``read_errors`` False leave stdout and stderr unread, as a harness that is
-    stuck. `close` must be called; the fixture ``start_rat`` does.
+    stuck, until `start_reading_errors`; ``blocking`` False hands it non-blocking stdin and stdout.
+    `close` must be called; the fixture ``start_rat`` does.
     """
 
     def __init__(
@@ -117,30 +118,35 @@ class Harness:
         *,
         read_output: bool = True,
         read_errors: bool = True,
+        blocking: bool = True,
     ) -> None:
+        # Pipes of one's own: what the process gets must be non-blocking before it starts, where asked.
+        standard_input, stdin = os.pipe()
+        stdout, standard_output = os.pipe()
+        stderr, standard_error = os.pipe()
+        for descriptor in (standard_input, standard_output):
+            os.set_blocking(descriptor, blocking)
         self.process = subprocess.Popen(
             command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdin=standard_input,
+            stdout=standard_output,
+            stderr=standard_error,
             env=rat_environment(environment),
-            bufsize=0,
         )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
-        self.stdin = self.process.stdin
-        self.stdout = self.process.stdout
-        self.stderr = self.process.stderr
+        for descriptor in (standard_input, standard_output, standard_error):
+            os.close(descriptor)
+        self.stdin = open(stdin, "wb", buffering=0)  # noqa: SIM115 - closed by close()
+        self.stdout = open(stdout, "rb", buffering=0)  # noqa: SIM115
+        self.stderr = open(stderr, "rb")  # noqa: SIM115
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._logged = threading.Condition()
         self._log: list[str] = []  # guarded by _logged
         self._log_ended = False  # guarded by _logged
         self._threads: list[threading.Thread] = []
         if read_output:
-            self._start(self._read_output)
+            self.start_reading_output()
         if read_errors:
-            self._start(self._read_errors)
+            self.start_reading_errors()
         self._watchdog = threading.Timer(4 * HANG, self.process.kill)
         self._watchdog.daemon = True
         self._watchdog.start()
@@ -149,6 +155,14 @@ class Harness:
         thread = threading.Thread(target=target, name=f"{target.__name__} {self.process.pid}")
         self._threads.append(thread)
         thread.start()
+
+    def start_reading_errors(self) -> None:
+        """Read stderr from now on."""
+        self._start(self._read_errors)
+
+    def start_reading_output(self) -> None:
+        """Read stdout from now on."""
+        self._start(self._read_output)
 
     def _read_output(self) -> None:
         pending = bytearray()
@@ -209,11 +223,7 @@ class Harness:
         answer = self.answer()
         error = answer.get("error")
         assert isinstance(error, dict), answer
-        assert answer == {
-            "jsonrpc": "2.0",
-            "id": identifier,
-            "error": {"code": code, "message": error["message"]},
-        }
+        assert answer == {"jsonrpc": "2.0", "id": identifier, "error": {"code": code, "message": error["message"]}}
         assert isinstance(error["message"], str)
         return error["message"]
 
@@ -296,9 +306,7 @@ class Harness:
 
 
 def run_rat(
-    flags: Iterable[str],
-    environment: Mapping[str, str] | None = None,
-    command: Sequence[str] | None = None,
+    flags: Iterable[str], environment: Mapping[str, str] | None = None, command: Sequence[str] | None = None
 ) -> tuple[int, str, str]:
     """Run rat with nothing on stdin to its end: exit status, stdout, stderr."""
     done = subprocess.run(
