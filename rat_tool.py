@@ -1,0 +1,881 @@
+"""rat-tool: what a person runs around ``rat``, to issue and look at bundles, to find out why a server cannot be
+reached, to configure a harness, and to see it all work.
+
+Output is for people and stable for scripts: a line a step, ``  ok    …``, ``  warn  …`` or ``  FAIL  …``, on stdout.
+Exit status: 0 when all is well, 1 when something failed, 2 on usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import queue
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, NamedTuple
+
+import demo_ratd
+import rat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import FrameType
+    from typing import TextIO
+
+# --- What is printed ----------------------------------------------------------------------------------
+
+
+class Failed(Exception):
+    """The command cannot do what it was asked: one sentence, for stderr, and status 1."""
+
+
+class Report:
+    """The lines of a command, each written at once so that a script or a person can follow.
+
+    ``to``, ``of`` and ``more`` are two arrows and an ellipsis, as far as the encoding of the stream has them. Marks are
+    coloured on a terminal only, and not with NO_COLOR in the environment (no-color.org).
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        try:
+            "→←…".encode(stream.encoding or "ascii")
+        except UnicodeEncodeError:
+            self.to, self.of, self.more = "->", "<-", "..."
+        else:
+            self.to, self.of, self.more = "→", "←", "…"
+        self._colored = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+    def ok(self, text: str) -> None:
+        """A step that passed."""
+        self._mark("ok", "32", text)
+
+    def warn(self, text: str) -> None:
+        """Something to know about, which fails nothing."""
+        self._mark("warn", "33", text)
+
+    def fail(self, text: str) -> None:
+        """A step that failed."""
+        self._mark("FAIL", "31", text)
+
+    def detail(self, text: str) -> None:
+        """More about the step before."""
+        self.say(f"        {text}")
+
+    def say(self, text: str = "") -> None:
+        """A line as it is, but for what could steer a terminal: names and texts of a server are shown."""
+        self._stream.write("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text) + "\n")
+        self._stream.flush()
+
+    def _mark(self, mark: str, color: str, text: str) -> None:
+        if self._colored:
+            # The text goes through say(): only this escape is ours.
+            self._stream.write(f"  \x1b[{color}m{mark}\x1b[0m{' ' * (6 - len(mark))}")
+            self.say(text)
+        else:
+            self.say(f"  {mark:6}{text}")
+
+
+def rat_command() -> list[str]:
+    """The command of rat, in absolute paths: the one beside this one, else this interpreter with rat.py.
+
+    Beside, when this is an installed or a frozen program, since that is the rat a person means; a source tree, or a
+    ``python -m``, has none, and the module imported here is the one.
+    """
+    started = os.path.abspath(sys.executable if getattr(sys, "frozen", False) else sys.argv[0])
+    name, extension = os.path.splitext(os.path.basename(started))
+    if name == "rat-tool":
+        for beside in (f"rat{extension}", "rat.exe"):
+            path = os.path.join(os.path.dirname(started), beside)
+            if os.path.isfile(path):
+                return [path]
+    return [sys.executable, os.path.abspath(rat.__file__)]
+
+
+# --- bundle generate ----------------------------------------------------------------------------------
+
+
+class _File(NamedTuple):
+    path: tuple[str, ...]
+    content: bytes
+    mode: int
+
+
+def issue_bundle(tenant: str, clients: Sequence[str]) -> list[_File]:
+    """Issue a bundle in memory: the files of its server and of each client, the path of each within the bundle.
+
+    The key of the CA is forgotten here, so nothing can be added to a bundle later: another client is another bundle.
+    It leaves nobody's key to guard but each side's own. Raises Failed without the package cryptography.
+    """
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+    except ImportError:
+        raise Failed("issuing a bundle needs the package cryptography: pip install cryptography") from None
+
+    start = datetime.now(timezone.utc).replace(microsecond=0) - timedelta(days=1)  # clocks differ
+    try:
+        end = start.replace(year=start.year + 10)
+    except ValueError:  # the 29th of February
+        end = start.replace(year=start.year + 10, day=28)
+
+    def named(*parts: tuple[x509.ObjectIdentifier, str]) -> x509.Name:
+        return x509.Name([x509.NameAttribute(kind, text) for kind, text in parts])
+
+    def usage(signature: bool) -> x509.KeyUsage:
+        return x509.KeyUsage(signature, False, False, False, False, not signature, False, False, False)
+
+    def pem(certificate: x509.Certificate) -> bytes:
+        return certificate.public_bytes(serialization.Encoding.PEM)
+
+    def certificate(subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        builder = x509.CertificateBuilder().subject_name(subject).issuer_name(authority).public_key(key.public_key())
+        return builder.serial_number(x509.random_serial_number()).not_valid_before(start).not_valid_after(end)
+
+    authority = named((NameOID.ORGANIZATION_NAME, "rat CA"), (NameOID.COMMON_NAME, tenant))
+    ca_key = ec.generate_private_key(ec.SECP256R1())
+    identifier = x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key())
+    ca = pem(
+        certificate(authority, ca_key)
+        .add_extension(x509.BasicConstraints(True, 0), critical=True)
+        .add_extension(usage(signature=False), critical=True)
+        .add_extension(identifier, critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+    files = []
+    sides = [("server", tenant, ExtendedKeyUsageOID.SERVER_AUTH)]
+    sides += [("client", name, ExtendedKeyUsageOID.CLIENT_AUTH) for name in clients]
+    for role, name, purpose in sides:
+        directory = ("server",) if role == "server" else ("clients", name)
+        key = ec.generate_private_key(ec.SECP256R1())
+        issued = (
+            certificate(named((NameOID.COMMON_NAME, name)), key)
+            .add_extension(x509.BasicConstraints(False, None), critical=True)
+            .add_extension(usage(signature=True), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+            .sign(ca_key, hashes.SHA256())
+        )
+        secret = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+        files += [
+            _File((*directory, "ca.crt"), ca, 0o644),
+            _File((*directory, f"{role}.crt"), pem(issued), 0o644),
+            _File((*directory, f"{role}.key"), secret, 0o600),
+        ]
+    return files
+
+
+def write_bundle(files: Sequence[_File], output: str) -> list[rat.Side]:
+    """Write a bundle into a new directory, and read it back as rat does: its sides, the server's first.
+
+    Directories and files are created with their mode, never opened wider first. Raises Failed when `output` exists,
+    empty or not, or cannot be written; whatever ends this early, nothing of it stays, nor a parent it made.
+    """
+    output = os.path.abspath(output)
+    made: list[str] = []
+    try:
+        missing = []
+        parent = os.path.dirname(output)
+        while not os.path.lexists(parent) and parent != os.path.dirname(parent):
+            missing.append(parent)
+            parent = os.path.dirname(parent)
+        for directory in reversed(missing):
+            with contextlib.suppress(FileExistsError):  # somebody else's, since just now
+                os.mkdir(directory)
+                made.append(directory)
+        os.mkdir(output, 0o700)  # which tells whether it exists at the very moment it does not
+        made.append(output)
+        roles: dict[str, str] = {}
+        for path, content, mode in files:
+            place = output
+            for name in path[:-1]:
+                place = os.path.join(place, name)
+                if not os.path.isdir(place):
+                    os.mkdir(place, 0o700)
+            with open(os.path.join(place, path[-1]), "xb", opener=_created_with(mode)) as file:
+                file.write(content)
+            roles[place] = "server" if path[0] == "server" else "client"
+        return [rat.load_side(place, role) for place, role in roles.items()]
+    except BaseException as error:  # an interruption, too, must leave no keys behind
+        if output in made:
+            shutil.rmtree(output, ignore_errors=True)
+        for directory in reversed(made):
+            with contextlib.suppress(OSError):
+                os.rmdir(directory)
+        if isinstance(error, FileExistsError) and output not in made:
+            raise Failed(f"{output} exists: give a directory that does not, a bundle is never written over") from None
+        if isinstance(error, OSError):
+            raise Failed(f"cannot write {error.filename or output}: {rat.system_reason(error)}") from None
+        raise
+
+
+def _created_with(mode: int) -> Callable[[str, int], int]:
+    return lambda path, flags: os.open(path, flags, mode)
+
+
+def generate(report: Report, tenant: str, clients: Sequence[str], output: str) -> int:
+    """``bundle generate``: write a bundle and say whom each directory is for."""
+    server, *others = write_bundle(issue_bundle(tenant, clients), output)
+    rows = [(os.path.join(output, "server"), "to the server")]
+    rows += [(os.path.join(output, "clients", side.name), f"to client {side.name}") for side in others]
+    width = max(len(place) for place, _ in rows)
+    report.say(f"Bundle of tenant {server.tenant}:")
+    for place, target in rows:
+        report.say(f"  {place:{width}}  {target}")
+    report.say(f"CA fingerprint (SHA-256): {server.ca_fingerprint}")
+    report.say(f"Expires: {server.expires:%Y-%m-%d}")
+    report.say("Copy each directory whole to its side, and to that side only: it holds the side's key.")
+    return 0
+
+
+# --- bundle inspect -----------------------------------------------------------------------------------
+
+_PASSED = {
+    "files": "ca.crt, {role}.crt and {role}.key are there, each a single PEM block of its kind",
+    "permissions": "only the owner can read {role}.key",
+    "key": "{role}.key is that of {role}.crt",
+    "signature": "{role}.crt is signed by ca.crt, which is a CA",
+    "role": "{role}.crt is a {role}'s",
+    "validity": "both certificates are valid now",
+    "names": "tenant and {role} have plain names",
+}
+
+YEAR_DAYS = 365
+
+
+def role_of(path: str) -> str:
+    """Which side a directory looks like, by the names of its files: "server", or "client" in any doubt."""
+    with contextlib.suppress(OSError):
+        names = set(os.listdir(path))
+        if names & {"server.crt", "server.key"} and not names & {"client.crt", "client.key"}:
+            return "server"
+    return "client"
+
+
+def inspect(report: Report, paths: Sequence[str]) -> int:
+    """``bundle inspect``: the checks of rat on each directory, what it is, and whether they are of one bundle."""
+    sides = [_inspect_one(report, path) for path in paths]
+    sound = [side for side in sides if side is not None]
+    failed = len(sound) < len(sides)
+    if len(sound) > 1:
+        bundles: dict[str, list[rat.Side]] = {}
+        for side in sound:
+            bundles.setdefault(side.ca_fingerprint, []).append(side)
+        report.say("together")
+        if len(bundles) == 1:
+            report.ok(f"one bundle: the {len(sound)} directories have the same CA")
+        else:
+            failed = True
+            report.fail(f"{len(bundles)} bundles: sides with different CAs refuse each other")
+            for fingerprint, members in bundles.items():
+                places = ", ".join(side.path for side in members)
+                report.detail(f"CA {fingerprint[:16]}{report.more} of tenant {members[0].tenant}: {places}")
+    return 1 if failed else 0
+
+
+def _inspect_one(report: Report, path: str) -> rat.Side | None:
+    role = role_of(path)
+    passed: list[str] = []
+
+    def tell(check: str) -> None:
+        passed.append(check)
+        text = _PASSED[check].format(role=role)
+        if check == "permissions" and os.name == "nt":
+            text = "not checked on Windows, where access control lists decide"
+        report.ok(f"{check}: {text}")
+
+    report.say(path)
+    try:
+        side = rat.load_side(path, role, tell)
+    except rat.BundleError as error:
+        report.fail(f"{rat.CHECKS[len(passed)]}: {error}")
+        return None
+    days = (side.expires - datetime.now(timezone.utc)).days
+    report.detail(f"{_told(side)}")
+    report.detail(f"CA fingerprint (SHA-256): {side.ca_fingerprint}")
+    report.detail(f"expires {side.expires:%Y-%m-%d}, in {days} days")
+    _warn_of_expiry(report, side)
+    return side
+
+
+def _told(side: rat.Side) -> str:
+    return f"the server of tenant {side.tenant}" if side.role == "server" else f"client {side.name} of {side.tenant}"
+
+
+def _warn_of_expiry(report: Report, side: rat.Side) -> None:
+    if (side.expires - datetime.now(timezone.utc)).days < YEAR_DAYS:
+        report.warn("less than a year remains: issue another bundle, and hand out its directories, before then")
+
+
+# --- config -------------------------------------------------------------------------------------------
+
+# The name of the entry; whoever has several servers renames it.
+ENTRY_NAME = "ratd"
+
+
+class _Form(NamedTuple):
+    """How a harness is told of a server: where it reads it, and how an entry is written.
+
+    `reads` are marks in a string that the harness replaces, for which its format knows no escape.
+    """
+
+    place: str
+    render: Callable[[Sequence[str], bool], str]
+    reads: tuple[str, ...] = ()
+
+
+def _json(value: object, ascii_only: bool) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=ascii_only)
+
+
+def _quoted(text: str, ascii_only: bool) -> str:
+    """A string as TOML 1.0 (basic string) and YAML 1.2 (double-quoted) write it alike: what neither would take as it
+    is, is escaped by its code point, with four or eight digits."""
+    escaped = []
+    for letter in text:
+        if letter in '"\\':
+            escaped.append("\\" + letter)
+        elif letter.isprintable() and not (ascii_only and ord(letter) > 126):
+            escaped.append(letter)
+        else:
+            escaped.append(f"\\u{ord(letter):04x}" if ord(letter) < 0x10000 else f"\\U{ord(letter):08x}")
+    return '"' + "".join(escaped) + '"'
+
+
+def _list(texts: Sequence[str], ascii_only: bool) -> str:
+    return "[" + ", ".join(_quoted(text, ascii_only) for text in texts) + "]"
+
+
+def _mcp_servers(command: Sequence[str], ascii_only: bool) -> str:
+    return _json({"mcpServers": {ENTRY_NAME: {"command": command[0], "args": command[1:]}}}, ascii_only)
+
+
+def _vscode(command: Sequence[str], ascii_only: bool) -> str:
+    entry = {"type": "stdio", "command": command[0], "args": command[1:]}
+    return _json({"servers": {ENTRY_NAME: entry}}, ascii_only)
+
+
+def _codex(command: Sequence[str], ascii_only: bool) -> str:
+    # A call may take as long as rat gives it: 30 s and the 50 of a wait. Codex gives 60 unless told.
+    return (
+        f"[mcp_servers.{ENTRY_NAME}]\n"
+        f"command = {_quoted(command[0], ascii_only)}\n"
+        f"args = {_list(command[1:], ascii_only)}\n"
+        "tool_timeout_sec = 90"
+    )
+
+
+def _zed(command: Sequence[str], ascii_only: bool) -> str:
+    entry = {"source": "custom", "command": command[0], "args": command[1:], "env": {}}
+    return _json({"context_servers": {ENTRY_NAME: entry}}, ascii_only)
+
+
+def _opencode(command: Sequence[str], ascii_only: bool) -> str:
+    entry = {"type": "local", "command": command, "enabled": True}
+    return _json({"$schema": "https://opencode.ai/config.json", "mcp": {ENTRY_NAME: entry}}, ascii_only)
+
+
+def _goose(command: Sequence[str], ascii_only: bool) -> str:
+    return (
+        "extensions:\n"
+        f"  {ENTRY_NAME}:\n"
+        "    enabled: true\n"
+        f"    name: {ENTRY_NAME}\n"
+        "    type: stdio\n"
+        f"    cmd: {_quoted(command[0], ascii_only)}\n"
+        f"    args: {_list(command[1:], ascii_only)}\n"
+        "    envs: {}\n"
+        "    timeout: 300"
+    )
+
+
+# Written after the documentation of each: code.claude.com/docs/en/mcp (.mcp.json, whose ${NAME} is replaced), Codex's
+# docs/config.md (mcp_servers, STDIO), code.visualstudio.com/docs/agents/reference/mcp-configuration (${…} as well),
+# Zed's docs/src/ai/mcp.md (Custom Servers), opencode.ai/docs/mcp-servers (Local; {env:…} and {file:…} are replaced),
+# goose's documentation/docs/guides/config-files.md (Extensions Configuration).
+HARNESSES: Mapping[str, _Form] = {
+    "mcpServers": _Form(
+        ".mcp.json of Claude Code, claude_desktop_config.json, .cursor/mcp.json, cline_mcp_settings.json",
+        _mcp_servers,
+        ("${",),
+    ),
+    "vscode": _Form(".vscode/mcp.json", _vscode, ("${",)),
+    "codex": _Form("~/.codex/config.toml", _codex),
+    "zed": _Form("settings.json of Zed", _zed),
+    "opencode": _Form("opencode.json", _opencode, ("{env:", "{file:")),
+    "goose": _Form("~/.config/goose/config.yaml", _goose),
+}
+
+
+def harness_entry(whole: Sequence[str], harness: str, ascii_only: bool) -> str:
+    """The entry of a harness that starts a command line, as its format writes it.
+
+    Raises Failed for a path that is no text: no configuration file can hold it.
+    """
+    for part in whole:
+        try:
+            part.encode()
+        except UnicodeEncodeError:
+            shown = part.encode(errors="backslashreplace").decode()
+            raise Failed(f"no configuration file can hold the path {shown}: rename it to text in UTF-8") from None
+    return HARNESSES[harness].render(whole, ascii_only)
+
+
+def config(report: Report, address: rat.Address, bundle: str, log_level: str, harness: str, command: str | None) -> int:
+    """``config``: the entry on stdout, and nothing else there; where it goes, on stderr."""
+    side = rat.load_side(bundle)
+    start = rat_command() if command is None else [os.path.abspath(command)]
+    if command is not None and not os.path.isfile(start[0]):
+        raise Failed(f"there is no {start[0]}: --command takes the path of rat")
+    # The text of a file, not lines of a report: it goes out as it is, in an encoding that holds it.
+    ascii_only = not (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf8")
+    whole = [*start, "--server", address.text, "--bundle", os.path.abspath(bundle)]
+    if log_level != "info":
+        whole += ["--log-level", log_level]
+    print(harness_entry(whole, harness, ascii_only), flush=True)
+    form = HARNESSES[harness]
+    report.say(f"rat-tool: paste it into {form.place}")
+    for part in whole:
+        if any(mark in part for mark in form.reads):
+            report.warn(f"the program replaces what it takes for a variable in {part}: rename that path")
+    _warn_of_expiry(report, side)
+    return 0
+
+
+# --- demo ---------------------------------------------------------------------------------------------
+
+DEMO_SECONDS = 30.0
+_TEXT = "Written and read over mutual TLS.\n"
+_MODERN_META = {
+    demo_ratd.VERSION_META: rat.MODERN,
+    demo_ratd.CAPABILITIES_META: {},
+    demo_ratd.CLIENT_META: {"name": "rat-tool", "version": rat.__version__},
+}
+
+
+class Harness:
+    """rat as a harness has it: a process that reads messages on stdin and writes answers on stdout, lines each."""
+
+    def __init__(self, address: str, bundle: str) -> None:
+        self._process = subprocess.Popen(
+            [*rat_command(), "--server", address, "--bundle", bundle, "--log-level", "error"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, name="answers of rat", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._answers.put(line)
+        self._answers.put(b"")
+
+    def send(self, *messages: Mapping[str, object]) -> None:
+        """Write messages, one a line. Raises Failed when rat is gone."""
+        assert self._process.stdin is not None
+        try:
+            for message in messages:
+                self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise Failed("rat ended, its last words are above") from None
+
+    def receive(self) -> Mapping[str, object]:
+        """The next answer. Raises Failed when none comes."""
+        try:
+            line = self._answers.get(timeout=DEMO_SECONDS)
+        except queue.Empty:
+            raise Failed(f"rat did not answer within {DEMO_SECONDS:g} s") from None
+        if not line:
+            raise Failed("rat ended, its last words are above")
+        answer: Mapping[str, object] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """Leave, as a harness does: rat ends with its input. What does not is killed."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join()
+        self._process.stdout.close()
+
+
+class _Demonstration:
+    """The conversation of the demo: every part shows something, and fails where it does not come out."""
+
+    def __init__(self, report: Report, harness: Harness, server: demo_ratd.DemoRatd) -> None:
+        self._report = report
+        self._harness = harness
+        self._server = server
+        self._identifier = 0
+
+    def sent(self, text: str) -> None:
+        self._report.say(f"  {self._report.to} {text}")
+
+    def received(self, text: str, started: float) -> None:
+        self._report.say(f"  {self._report.of} {text:<66} {(time.monotonic() - started) * 1000:7.1f} ms")
+
+    def noted(self, text: str) -> None:
+        self._report.say(f"    {text}")
+
+    def request(self, method: str, params: Mapping[str, object]) -> dict[str, object]:
+        self._identifier += 1
+        return {"jsonrpc": "2.0", "id": self._identifier, "method": method, "params": params}
+
+    def call(self, shown: str, method: str, **params: object) -> tuple[dict[str, object], float]:
+        """Send a request and read its answer: the result, and when it was sent."""
+        message = self.request(method, params)
+        self.sent(shown)
+        started = time.monotonic()
+        self._harness.send(message)
+        answer = self._harness.receive()
+        result = answer.get("result")
+        if answer.get("id") != message["id"] or not isinstance(result, dict):
+            raise Failed(f"{method} was answered {json.dumps(answer)}")
+        return result, started
+
+    def tool(self, shown: str, name: str, arguments: Mapping[str, object], **more: object) -> str:
+        """Call a tool and show its text."""
+        result, started = self.call(f"tools/call {shown}", "tools/call", name=name, arguments=arguments, **more)
+        text = _text_of(result)
+        if result.get("isError"):
+            raise Failed(f"the tool {name} failed: {text}")
+        self.received(text.strip(), started)
+        return text
+
+    def older_protocol(self) -> None:
+        result, started = self.call(
+            "initialize, protocol 2025-11-25",
+            "initialize",
+            protocolVersion="2025-11-25",
+            capabilities={},
+            clientInfo={"name": "rat-tool", "version": rat.__version__},
+        )
+        self.received(f"{_named(result.get('serverInfo'))}, protocol {result.get('protocolVersion')}", started)
+        self.sent("notifications/initialized")
+        self._harness.send({"jsonrpc": "2.0", "method": "notifications/initialized"})
+        result, started = self.call("tools/list", "tools/list")
+        self.received(", ".join(_tool_names(result)), started)
+        self.tool("write_file hello.txt", "write_file", {"path": "hello.txt", "content": _TEXT})
+        if self.tool("read_file hello.txt", "read_file", {"path": "hello.txt"}) != _TEXT:
+            raise Failed("the file did not come back as it was written")
+
+    def newer_protocol(self) -> None:
+        result, started = self.call("server/discover, protocol 2026-07-28", "server/discover", _meta=_MODERN_META)
+        meta = result.get("_meta")
+        info = meta.get(demo_ratd.SERVER_META) if isinstance(meta, dict) else None
+        versions = result.get("supportedVersions")
+        self.received(f"{_named(info)}, protocol {', '.join(versions if isinstance(versions, list) else [])}", started)
+        self.tool("read_file hello.txt", "read_file", {"path": "hello.txt"}, _meta=_MODERN_META)
+        # Not just the last: the notification before has no answer, and may be received at any time.
+        request = [each for each in self._server.requests if each.field("Mcp-Method") == "tools/call"][-1]
+        self.noted("the server received, beside the message:")
+        for name in ("Mcp-Protocol-Version", "Mcp-Method", "Mcp-Name"):
+            value = request.field(name)
+            if value is None:
+                raise Failed(f"the server did not receive {name}")
+            self.noted(f"  {name}: {value}")
+
+    def at_once(self, count: int, seconds: float) -> None:
+        arguments = {"name": "wait", "arguments": {"seconds": seconds}}
+        messages = [self.request("tools/call", arguments) for _ in range(count)]
+        self.sent(f"tools/call wait {seconds:g} s, {count} times at once")
+        started = time.monotonic()
+        self._harness.send(*messages)
+        answers = [self._harness.receive() for _ in messages]
+        took = time.monotonic() - started
+        if {answer.get("id") for answer in answers if "result" in answer} != {each["id"] for each in messages}:
+            raise Failed("not every call got its answer")
+        if took >= count * seconds:
+            raise Failed(f"{count} calls took {took:.1f} s: they ran one after the other")
+        self.received(f"{count} answers, where one after the other takes {count * seconds:g} s", started)
+
+    def cancellation(self) -> None:
+        message = self.request("tools/call", {"name": "wait", "arguments": {"seconds": 60}})
+        line = json.dumps(message).encode()
+        self.sent("tools/call wait 60 s")
+        self._harness.send(message)
+        if not self._server.wait_until(lambda server: any(each.body == line for each in server.requests), DEMO_SECONDS):
+            raise Failed("the server did not receive the call")
+        self.sent("notifications/cancelled")
+        started = time.monotonic()
+        cancel = {"requestId": message["id"], "reason": "shown"}
+        self._harness.send({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": cancel})
+        if not self._server.wait_until(lambda server: message["id"] in server.canceled, DEMO_SECONDS):
+            raise Failed("the server did not see the call canceled")
+        took = (time.monotonic() - started) * 1000
+        # The answer to a later call shows that nothing was written for the canceled one.
+        self.call("ping", "ping")
+        self.noted(f"the server saw call {message['id']} canceled after {took:.1f} ms, and rat wrote no answer to it")
+
+    def refusal(self) -> None:
+        message = self.request("initialize", {})
+        self.sent("initialize")
+        started = time.monotonic()
+        self._harness.send(message)
+        error = self._harness.receive().get("error")
+        text = str(error.get("message")) if isinstance(error, dict) else ""
+        if not text.startswith(f"rat refused the certificate of ratd at {self._server.address}: "):
+            raise Failed(f"rat did not refuse a server of another bundle: {text}")
+        self.received(f"error {rat.ERROR_CODE}:", started)
+        self.noted(text)
+
+
+def _text_of(result: Mapping[str, object]) -> str:
+    content = result.get("content")
+    if isinstance(content, list) and content and isinstance(content[0], dict):
+        return str(content[0].get("text"))
+    return json.dumps(result)
+
+
+def _named(info: object) -> str:
+    return f"{info.get('name')} {info.get('version')}" if isinstance(info, dict) else "a server without a name"
+
+
+def _tool_names(result: Mapping[str, object]) -> list[str]:
+    tools = result.get("tools")
+    return [str(tool.get("name")) for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+
+
+@contextlib.contextmanager
+def _demo_server(place: str, name: str) -> Iterator[tuple[demo_ratd.DemoRatd, str]]:
+    """A server of a bundle of its own, and the client directory of that bundle."""
+    bundle = os.path.join(place, name)
+    server_side, client_side = write_bundle(issue_bundle("demo", ["harness"]), bundle)
+    files = os.path.join(place, f"{name}-files")
+    os.mkdir(files, 0o700)
+    with demo_ratd.DemoRatd(server_side, files, keep_bodies=True) as server:
+        yield server, client_side.path
+
+
+def demo(report: Report, keep: bool) -> int:
+    """``demo``: the whole project at work on this machine, in a conversation shown line by line."""
+    started = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(tempfile.TemporaryDirectory(prefix="rat-demo-"))
+        server, client = stack.enter_context(_demo_server(place, "bundle"))
+        stranger, _ = stack.enter_context(_demo_server(place, "another"))
+        # Started together: that of the last part loads while the others talk.
+        harness = Harness(server.address, client)
+        stack.callback(harness.close)
+        astray = Harness(stranger.address, client)
+        stack.callback(astray.close)
+        report.say(
+            "A harness (→ what it sends, ← what it reads), rat, and a server that admits nobody without a client"
+        )
+        report.say("certificate: all on this machine, over mutual TLS, with bundles made for this run.")
+        report.say()
+        report.say(f"rat --server {server.address} --bundle {client}")
+        talk = _Demonstration(report, harness, server)
+        talk_astray = _Demonstration(report, astray, stranger)
+        for title, part in (
+            ("An older protocol, negotiated once", talk.older_protocol),
+            ("A newer protocol, told in every message", talk.newer_protocol),
+            ("Ten calls at once", lambda: talk.at_once(10, 0.2)),
+            ("A call canceled", talk.cancellation),
+            ("A server of another bundle", talk_astray.refusal),
+        ):
+            report.say()
+            report.say(title)
+            part()
+        report.say()
+        if keep:
+            report.say(
+                "The server stays up, until Ctrl-C, for this entry of a harness (rat-tool config has other forms):"
+            )
+            report.say()
+            whole = [*rat_command(), "--server", server.address, "--bundle", client]
+            for line in harness_entry(whole, "mcpServers", ascii_only=True).splitlines():
+                report.say(line)
+            with contextlib.suppress(KeyboardInterrupt):
+                while True:
+                    time.sleep(1)  # until a signal; on Windows a longer wait is deaf to Ctrl-C
+            return 0
+    report.say(
+        "Shown: both protocols, ten calls at once, a call canceled, a server refused, nothing left behind "
+        f"({time.monotonic() - started:.1f} s)."
+    )
+    return 0
+
+
+# --- Command line -------------------------------------------------------------------------------------
+
+
+def _name(text: str) -> str:
+    """The name of a tenant or a client, as an argument."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,32}", text):
+        raise argparse.ArgumentTypeError(f"expected 1 to 32 letters, digits, _ or -, not {text!r}")
+    return text
+
+
+class _Clients(argparse.Action):
+    """Collects the names of clients, and refuses one that some file system could not tell from another."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        names: list[str] = getattr(namespace, self.dest) or []
+        for name in names:
+            if name.lower() == str(values).lower():
+                raise argparse.ArgumentError(self, f"{name} and {values} would be one directory")
+        setattr(namespace, self.dest, [*names, str(values)])
+
+
+def _parser() -> rat.FlagParser:
+    parser = rat.FlagParser(
+        prog="rat-tool",
+        allow_abbrev=False,
+        description="Issue and inspect bundles, configure harnesses for rat, and see it work.",
+        epilog="example: rat-tool demo",
+    )
+    parser.add_argument("--version", action="version", version=rat.version_text(), help="print the version and exit")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    def command(
+        under: argparse._SubParsersAction[rat.FlagParser], name: str, summary: str, needs: str, example: str
+    ) -> rat.FlagParser:
+        return under.add_parser(
+            name,
+            allow_abbrev=False,
+            help=summary[0].lower() + summary[1:].rstrip("."),
+            description=f"{summary} {needs}",
+            epilog=f"example: {example}",
+        )
+
+    bundle = commands.add_parser(
+        "bundle",
+        allow_abbrev=False,
+        help="issue and inspect bundles",
+        description="Issue and inspect bundles: the certificates and keys of a server and of its clients.",
+        epilog="example: rat-tool bundle inspect ~/bundle/clients/laptop",
+    ).add_subparsers(dest="bundle_command", metavar="COMMAND", required=True)
+
+    issuing = command(
+        bundle,
+        "generate",
+        "Issue a bundle: a CA whose key is thrown away, the directory of its server, and one for each client.",
+        "It needs the package cryptography, and a DIR that does not exist.",
+        "rat-tool bundle generate --tenant acme --client laptop --client build --output bundle",
+    )
+    issuing.add_argument("--tenant", required=True, type=_name, metavar="NAME", help="whom the server is for")
+    issuing.add_argument(
+        "--client", required=True, type=_name, action=_Clients, metavar="NAME", help="a client; give it once for each"
+    )
+    issuing.add_argument("--output", required=True, metavar="DIR", help="where to write it; must not exist")
+
+    inspecting = command(
+        bundle,
+        "inspect",
+        "Check directories of bundles, of either side, as rat does, and tell what they are and whether they belong "
+        "together.",
+        "It needs nothing but the directories: no server, no network.",
+        "rat-tool bundle inspect bundle/server bundle/clients/laptop",
+    )
+    inspecting.add_argument("directories", nargs="+", metavar="DIR", help="the directory of a server or of a client")
+
+    configuring = command(
+        commands,
+        "config",
+        "Print the entry of a harness that starts rat for a server, ready to paste.",
+        "It needs a client directory that passes the checks of rat; the server is not contacted.",
+        "rat-tool config --server ratd.example:7433 --bundle ~/bundle/clients/laptop --harness codex",
+    )
+    rat.add_flags(configuring)
+    configuring.add_argument(
+        "--harness",
+        choices=sorted(HARNESSES),
+        default="mcpServers",
+        metavar="NAME",
+        help=f"{', '.join(HARNESSES)} (default: mcpServers, of Claude Code, Claude Desktop, Cursor and Cline)",
+    )
+    configuring.add_argument(
+        "--command", dest="rat", metavar="PATH", help="the rat to start (default: that of rat-tool)"
+    )
+
+    showing = command(
+        commands,
+        "demo",
+        "Show rat at work: a harness, rat and a server over mutual TLS, on this machine.",
+        "It needs the package cryptography; nothing is prepared before, and nothing is left after.",
+        "rat-tool demo",
+    )
+    showing.add_argument(
+        "--keep", action="store_true", help="leave the server up, until Ctrl-C, and print the entry of a harness for it"
+    )
+    return parser
+
+
+def _run(given: argparse.Namespace) -> int:
+    report = Report(sys.stdout)
+    if given.command == "bundle":
+        if given.bundle_command == "generate":
+            return generate(report, given.tenant, given.client, given.output)
+        return inspect(report, given.directories)
+    if given.command == "config":
+        return config(Report(sys.stderr), given.server, given.bundle, given.log_level, given.harness, given.rat)
+    return demo(report, given.keep)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    # One is enough: a second must not cut short the tidying up that the first began.
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line (that of the process by default). Returns its exit status, 130 when interrupted; raises
+    SystemExit(2) on usage."""
+    for stream in (sys.stdout, sys.stderr):
+        # What a narrow encoding cannot show is shown as its code: no character ends the command.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    given = _parser().parse_args(arguments)
+    before: dict[int, object] = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return _run(given)
+    except (Failed, rat.BundleError) as error:
+        print("rat-tool:", str(error).replace("\n", "\\n"), file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # The reader of stdout left; what Python would still flush there goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print("rat-tool: interrupted", file=sys.stderr)
+        return 130
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
