@@ -1145,6 +1145,7 @@ def _bypasses(address: Address, patterns: str) -> bool:
     host = address.host.lower().rstrip(".")
     try:
         ip = ipaddress.ip_address(host.partition("%")[0])
+        ip = getattr(ip, "ipv4_mapped", None) or ip  # is_loopback does not see through it before Python 3.13
     except ValueError:
         ip = None
     if host == "localhost" or host.endswith(".localhost") or (ip is not None and ip.is_loopback):
