@@ -380,8 +380,8 @@ class ConnectProxy(Listener):
 
     Its address is in ``url``, and ``patch`` has a rat trust it as it trusts public CAs. ``tunnels`` keeps
     the head of each CONNECT. ``refuse`` is the status line it answers instead of a tunnel; ``stage``
-    "accept", "connect" or "tunnel" resets the connection at that point, and "silent" never answers the
-    CONNECT.
+    "accept", "connect" or "tunnel" resets the connection at that point, "close" ends it instead of an
+    answer to CONNECT, and "silent" leaves that out.
     """
 
     def __init__(self, side: Path | None = None) -> None:
@@ -428,6 +428,8 @@ certifi.contents = lambda: open({trusted!r}).read()
         if self.stage == "connect":
             connection.reset()
             return
+        if self.stage == "close":
+            return
         if self.stage == "silent":
             connection.wait_end()
             self.report("gone")
@@ -437,9 +439,15 @@ certifi.contents = lambda: open({trusted!r}).read()
             connection.wait_end()
             return
         port = int(head.split()[1].rpartition(":")[2])
-        with socket.create_connection(("127.0.0.1", port)) as upstream:
+        try:
+            upstream = socket.create_connection(("127.0.0.1", port))
+        except OSError:
+            connection.send(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n")
+            return
+        with upstream:
             connection.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
             if self.stage == "tunnel":
+                connection.receive()  # the hello: what was sent before a reset may be lost with it
                 connection.reset()
                 return
             self._tunnel(connection, upstream)
@@ -457,7 +465,13 @@ certifi.contents = lambda: open({trusted!r}).read()
                 if sock is upstream:
                     connection.send(part)
                 else:
-                    upstream.sendall(part)
+                    try:
+                        upstream.sendall(part)
+                    except OSError:
+                        # What it said before it closed is still to be passed on.
+                        while part := upstream.recv(65536):
+                            connection.send(part)
+                        return
 
 
 @contextlib.contextmanager
