@@ -931,7 +931,7 @@ class _Worker(threading.local):
 _worker = _Worker()
 
 
-class _Socket(ssl.SSLSocket):
+class TlsSocket(ssl.SSLSocket):
     """A TLS socket that is attached before its handshake, in which urllib3 has not got hold of it yet."""
 
     def do_handshake(self, block: bool = False) -> None:
@@ -1078,7 +1078,7 @@ _JOINED = 64 * 1024
 _CONNECTING = {errno.EINPROGRESS, errno.EWOULDBLOCK, getattr(errno, "WSAEWOULDBLOCK", errno.EINPROGRESS)}
 
 
-class _Pool(urllib3.HTTPSConnectionPool):
+class Pool(urllib3.HTTPSConnectionPool):
     """A pool that tells a connection's exchange when it goes out and when it comes back."""
 
     ConnectionCls = Connection
@@ -1176,7 +1176,7 @@ def pool_manager(address: Address, side: Side, proxy: Proxy | None = None) -> ur
     certifi, the one place where public CAs are trusted. Its requests can be ended: see `Exchange`.
     """
     context = tls_context(side)
-    context.sslsocket_class = _Socket
+    context.sslsocket_class = TlsSocket
     # A connection for every worker; past that none is kept. Small writes must not wait for acknowledgements of others,
     # which urllib3 forgets on the way through a proxy.
     options = {
@@ -1194,12 +1194,12 @@ def pool_manager(address: Address, side: Side, proxy: Proxy | None = None) -> ur
             import certifi
 
             public = ssl.create_default_context(cadata=certifi.contents())
-            public.sslsocket_class = _Socket
+            public.sslsocket_class = TlsSocket
             options["proxy_ssl_context"] = public
         if proxy.authorization:
             options["proxy_headers"] = {"Proxy-Authorization": proxy.authorization}
         manager = urllib3.ProxyManager(proxy.url, 1, **options)  # type: ignore[arg-type]
-    manager.pool_classes_by_scheme = {"https": _Pool}
+    manager.pool_classes_by_scheme = {"https": Pool}
     return manager
 
 
@@ -1236,7 +1236,7 @@ class EventStream:
     def feed(self, data: bytes) -> Iterator[tuple[str, bytes]]:
         """Take some bytes of the stream; gives the type and the data of each event that ends in them."""
         if self._after_return and data.startswith(b"\n"):
-            data = data[1:]
+            data, self._after_return = data[1:], False
         if data:
             self._after_return = data.endswith(b"\r")
         for piece in data.splitlines(keepends=True):  # of bytes: at LF, CR and CRLF only
@@ -1294,7 +1294,7 @@ class Ratd:
         self.address = address
         self.proxy = proxy
         manager = pool_manager(address, side, proxy)
-        self._pool = manager.connection_from_host(address.host, address.port, "https")
+        self.pool = manager.connection_from_host(address.host, address.port, "https")
 
     def post(
         self, exchange: Exchange, body: bytes, headers: Mapping[str, str], seconds: float
@@ -1308,7 +1308,7 @@ class Ratd:
         expected: str | None = None
         try:
             with exchange.running():
-                response = self._pool.urlopen(
+                response = self.pool.urlopen(
                     "POST", "/mcp", body, headers, retries=False, redirect=False, assert_same_host=False,
                     timeout=seconds, preload_content=False, decode_content=False,
                 )  # fmt: skip
@@ -1342,7 +1342,7 @@ class Ratd:
         except TooLarge:
             raise self.invalid("over 16 MiB") from None
         except (OSError, http.client.HTTPException, urllib3.exceptions.HTTPError) as e:
-            raise Failure(self._explain(_root(e), exchange.stage, received, expected, seconds)) from e
+            raise Failure(self.explain(_root(e), exchange.stage, received, expected, seconds)) from e
 
     def invalid(self, reason: str) -> Failure:
         """The failure of an answer that is not what it should be."""
@@ -1365,7 +1365,7 @@ class Ratd:
             return f"proxy at {self.proxy.address} unreachable: no answer within {seconds:g}s"
         return f"ratd at {self.address.text} did not answer within {seconds:g}s"
 
-    def _explain(self, error: BaseException, stage: str, received: int, expected: str | None, seconds: float) -> str:
+    def explain(self, error: BaseException, stage: str, received: int, expected: str | None, seconds: float) -> str:
         """What a failed exchange says. The stage decides whose failure it is: urllib3's classes call a ratd that closes
         without an answer a ProxyError, and a proxy that resets CONNECT a ProtocolError."""
         address = self.address.text
@@ -1632,6 +1632,8 @@ class Relay:
         self._sink = sink
         self._answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._stops: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
+        self._awake, self.wakeup = os.pipe()  # what `run` waits for, and where signals are to be written
+        os.set_blocking(self.wakeup, False)
         self._in_flight = InFlight(self._answers)
         # Which executors have a worker: none ever ends. Subscriptions last, and would take the workers that calls need.
         self._manned: set[str] = set()
@@ -1648,6 +1650,8 @@ class Relay:
     def stop(self, reason: str, status: int = 0) -> None:
         """Have `run` end. Any thread or signal handler may call it: the put of a SimpleQueue is reentrant."""
         self._stops.put((reason, status))
+        with contextlib.suppress(OSError):  # full: it is woken already
+            os.write(self.wakeup, b"\0")
 
     def run(self) -> int:
         """Relay until told to stop. Returns the exit status: 0, or 1 when reading or writing failed.
@@ -1677,9 +1681,11 @@ class Relay:
         return thread
 
     def _wait_for_stop(self) -> tuple[str, int]:
-        if os.name != "nt":
-            return self._stops.get()
-        while True:  # there a signal does not interrupt the wait for a lock
+        # Of two signals at once the system may give one to another thread, which ends no wait of the main thread: the
+        # handlers of both were seen not to run. What C writes to the descriptor does.
+        while os.name != "nt" and self._stops.empty():
+            os.read(self._awake, 1)
+        while True:  # on Windows a signal interrupts neither wait
             with contextlib.suppress(queue.Empty):
                 return self._stops.get(timeout=0.1)
 
@@ -1842,7 +1848,8 @@ class Relay:
                     while view:
                         view = view[os.write(self._sink, view[: 1 << 20]) :]
         except OSError as e:
-            self.stop(f"cannot write the output: {system_reason(e)}", 1)
+            # Not by system_reason, for which a broken pipe is a connection's.
+            self.stop(f"cannot write the output: {(e.strerror or str(e)).lower()}", 1)
 
 
 _LEARNED = 10_000  # tools
@@ -1963,6 +1970,8 @@ def main(arguments: list[str] | None = None) -> int:
     threading.stack_size(4 << 20)
     log = Log(flags.log_level)
     relay = Relay(ratd, log)
+    if os.name != "nt":
+        signal.set_wakeup_fd(relay.wakeup, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda n, _: relay.stop(signal.Signals(n).name))
     log.info(
