@@ -1633,7 +1633,8 @@ class Relay:
         self._answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._stops: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
         self._awake, self.wakeup = os.pipe()  # what `run` waits for, and where signals are to be written
-        os.set_blocking(self.wakeup, False)
+        if os.name != "nt":  # where it is not written by signals
+            os.set_blocking(self.wakeup, False)
         self._in_flight = InFlight(self._answers)
         # Which executors have a worker: none ever ends. Subscriptions last, and would take the workers that calls need.
         self._manned: set[str] = set()
