@@ -571,7 +571,7 @@ def test_an_address_that_does_not_answer_in_time(start_rat: StartRat) -> None:
 STUCK_RESOLUTION = """
 import socket, sys, threading
 def stuck(*args, **kwargs):
-    print("resolving", file=sys.stderr, flush=True)
+    print("msg=resolving", file=sys.stderr, flush=True)
     threading.Event().wait()
 socket.getaddrinfo = stuck
 """
