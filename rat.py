@@ -593,13 +593,16 @@ def read_message(line: bytes) -> Message:
     """Read what rat needs of a line. Raises InvalidMessage for one it cannot relay."""
     try:
         value = parse_json(line)
+        own = [] if _is_plain(value) else list(_identifiers(line.decode()))
     except ValueError as e:
         raise InvalidMessage(PARSE_ERROR, str(e)) from None
+    except RecursionError:  # for the second reading, a little deeper in the stack than the first
+        raise InvalidMessage(PARSE_ERROR, "nested too deeply") from None
     if isinstance(value, list):
         members = [member for member in value if isinstance(member, dict)]
         calls = tuple(
             Call(key, text)
-            for member, text in zip(members, _identifiers(line.decode()))
+            for member, text in zip(members, own)
             if _text(member.get("method")) is not None
             for key in (identifier_key(member.get("id")),)
             if key is not None
@@ -615,9 +618,7 @@ def read_message(line: bytes) -> Message:
         key = identifier_key(identifier)
         if key is None:
             raise InvalidMessage(INVALID_REQUEST, "its identifier is neither a string nor a number")
-        # Not 0 either: -0 reads as it.
-        text = str(identifier) if type(identifier) is int and identifier else next(_identifiers(line.decode()))
-        call = (Call(key, text),)
+        call = (Call(key, own[0] if own else str(identifier)),)
     if not isinstance(params, dict):
         return Message(call, method=method)
     meta, arguments = params.get("_meta"), params.get("arguments")
@@ -631,6 +632,12 @@ def read_message(line: bytes) -> Message:
         request=identifier_key(params.get("requestId")),
         wait=_wait(value),
     )
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a message has no identifier, or an integer, whose characters are known (not 0: -0 reads as it)."""
+    identifier = value.get("id") if isinstance(value, dict) else None
+    return not isinstance(value, list) and (identifier is None or (type(identifier) is int and identifier != 0))
 
 
 def _text(value: object) -> str | None:

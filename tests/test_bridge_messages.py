@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -345,11 +346,7 @@ def test_answers_are_written_as_they_come(rat: Harness, fault_server: FaultServe
 def test_calls_of_one_identifier_get_an_answer_each(rat: Harness, fault_server: FaultServer) -> None:
     rat.send(call(1, "a"), call(1, "b"), call("1", "c"))
     answers = [rat.answer() for _ in range(3)]
-    assert sorted(str(each["result"]) for each in answers) == [
-        "{'method': 'a'}",
-        "{'method': 'b'}",
-        "{'method': 'c'}",
-    ]
+    assert sorted(str(each["result"]) for each in answers) == ["{'method': 'a'}", "{'method': 'b'}", "{'method': 'c'}"]
     assert {type(each["id"]) for each in answers if each["result"] == {"method": "c"}} == {str}
 
 
@@ -387,3 +384,17 @@ def test_a_failed_batch_without_calls_is_only_logged(start_rat: StartRat, fault_
     assert record["method"] == "batch"
     assert record["error"] == f"ratd at {fault_server.address} answered HTTP 503: busy"
     assert started.finish() == (0, [])
+
+
+def test_an_identifier_beside_any_depth_of_nesting_never_ends_the_bridge() -> None:
+    """Its own characters are read a second time, deeper in the stack: the last depths to parse must not raise."""
+    refused = 0
+    for depth in range(1 if sys.version_info < (3, 12) else 9_800, 12_000):
+        line = b'{"jsonrpc":"2.0","id":"a","method":"m","params":' + b"[" * depth + b"]" * depth + b"}"
+        try:
+            assert rat.read_message(line).calls[0].text == '"a"'
+        except rat.InvalidMessage as e:
+            refused += str(e) == "nested too deeply"
+            if refused == 20:
+                return
+    pytest.fail("no depth was refused")
