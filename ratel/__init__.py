@@ -1,0 +1,1 @@
+"""Tools of many MCP servers as one ranked catalog."""
