@@ -74,10 +74,7 @@ USAGE = [
     (["-s", "h", "-b", "d"], f"argument -s/--server: {EXPECTED} 'h'"),
     (["-s", "h:1", "-s", "h:2", "-b", "d"], "argument -s/--server: given twice"),
     (["-s", "h:1", "-b", "d", "--bundle", "d"], "argument -b/--bundle: given twice"),
-    (
-        ["-s", "h:1", "-b", "d", "--log-level", "info", "--log-level", "info"],
-        "argument --log-level: given twice",
-    ),
+    (["-s", "h:1", "-b", "d", "--log-level", "info", "--log-level", "info"], "argument --log-level: given twice"),
     (
         ["-s", "h:1", "-b", "d", "--log-level", "loud"],
         "argument --log-level: expected debug, info, warn or error, not 'loud'",
@@ -113,8 +110,7 @@ def test_version_tells_all_that_takes_part_in_a_connection() -> None:
     status, output, errors = run_rat(["--version"])
     assert status == 0
     assert re.fullmatch(
-        rf"rat {re.escape(rat.__version__)} \(Python 3\.\d+\.\S+, \S+SSL [^,]+, urllib3 [\d.]+\)\s",
-        output,
+        rf"rat {re.escape(rat.__version__)} \(Python 3\.\d+\.\S+, \S+SSL [^,]+, urllib3 [\d.]+\)\s", output
     )
     assert errors == ""
 

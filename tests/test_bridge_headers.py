@@ -22,8 +22,7 @@ def encoded(text: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "read_file", "a b", "~!@#$%^&*()", "=?base64?", "=?utf-8?x?=", "x=?base64?x?=", "a  b"],
+    "text", ["", "read_file", "a b", "~!@#$%^&*()", "=?base64?", "=?utf-8?x?=", "x=?base64?x?=", "a  b"]
 )
 def test_a_printable_value_travels_as_it_is(text: str) -> None:
     assert rat.header_value(text) == text
@@ -66,10 +65,7 @@ def annotated(name: object, kind: str = "string") -> dict[str, object]:
 def test_annotations_are_found_at_any_depth_of_properties() -> None:
     inner = {"type": "object", "properties": {"b": {"type": "object", "properties": {}}}}
     inner["properties"]["b"]["properties"]["c"] = annotated("Deep", "integer")  # type: ignore[index]
-    schema = {
-        "type": "object",
-        "properties": {"a": inner, "x": annotated("Flat"), "y": annotated("Yes", "boolean")},
-    }
+    schema = {"type": "object", "properties": {"a": inner, "x": annotated("Flat"), "y": annotated("Yes", "boolean")}}
     assert rat.header_parameters(schema) == {
         "Mcp-Param-Deep": ("a", "b", "c"),
         "Mcp-Param-Flat": ("x",),
@@ -89,11 +85,7 @@ def test_an_annotation_of_another_type_is_not_used(kind: str) -> None:
 
 def test_an_annotation_that_is_not_unique_is_used_nowhere() -> None:
     schema = {
-        "properties": {
-            "a": annotated("Same"),
-            "b": {"properties": {"c": annotated("sAME")}},
-            "d": annotated("Other"),
-        }
+        "properties": {"a": annotated("Same"), "b": {"properties": {"c": annotated("sAME")}}, "d": annotated("Other")}
     }
     assert rat.header_parameters(schema) == {"Mcp-Param-Other": ("d",)}
 
@@ -137,7 +129,9 @@ def test_an_annotation_of_the_schema_itself_names_no_argument() -> None:
 )
 def test_the_value_of_an_annotated_argument(value: object, header: str | None) -> None:
     schema = {"properties": {"x": annotated("X")}}
-    assert rat.parameter_headers(rat.header_parameters(schema), {"x": value}) == ({} if header is None else {"Mcp-Param-X": header})
+    assert rat.parameter_headers(rat.header_parameters(schema), {"x": value}) == (
+        {} if header is None else {"Mcp-Param-X": header}
+    )
 
 
 @pytest.mark.parametrize("arguments", [None, 5, [], {}, {"a": None}, {"a": 5}, {"a": {"c": 1}}])
@@ -255,11 +249,7 @@ def test_a_message_that_states_its_version_counts_before_what_was_settled(
     rat.call(2, "tools/call", modern({"name": "read_file"}))
     rat.call(3, "tools/call", {"name": "read_file"})
     assert [fields(request) for request in fault_server.requests[1:]] == [
-        {
-            "mcp-protocol-version": "2026-07-28",
-            "mcp-method": "tools/call",
-            "mcp-name": "read_file",
-        },
+        {"mcp-protocol-version": "2026-07-28", "mcp-method": "tools/call", "mcp-name": "read_file"},
         {"mcp-protocol-version": "2025-11-25"},
     ]
 
@@ -285,8 +275,7 @@ def test_the_name_of_what_a_request_is_for(method: str, params: dict[str, object
 
 
 @pytest.mark.parametrize(
-    ("version", "mirrors"),
-    [("2026-07-28", True), ("2026-07-29", True), ("2027", True), ("2026-07-27", False)],
+    ("version", "mirrors"), [("2026-07-28", True), ("2026-07-29", True), ("2027", True), ("2026-07-27", False)]
 )
 def test_versions_compare_as_text(version: str, mirrors: bool) -> None:
     message = rat.read_message(call(1))
@@ -313,9 +302,7 @@ def test_a_batch_carries_the_version_alone() -> None:
     assert "Mcp-Name" not in headers
 
 
-def test_arguments_annotated_in_a_built_in_schema_become_headers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_arguments_annotated_in_a_built_in_schema_become_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     # No schema of ratd is annotated: one that is stands in for the day one will be.
     schema = {"properties": {"path": annotated("Path"), "n": annotated("Count", "integer")}}
     monkeypatch.setattr(rat, "built_in_schema", lambda tool: schema if tool == "t" else None)

@@ -110,34 +110,31 @@ def test_levels(start_rat: StartRat, fault_server: FaultServer, level: str | Non
     assert {record["msg"] for record in started.records()} == messages
 
 
-@pytest.mark.parametrize(
-    ("value", "written"),
-    [
-        ("plain", "plain"),
-        ("a/b-c.d:1", "a/b-c.d:1"),
-        ("é", "é"),
-        ("", '""'),
-        ("a b", '"a b"'),
-        ('a"b', '"a\\"b"'),
-        ("a=b", '"a=b"'),
-        ("a\nlevel=ERROR", '"a\\nlevel=ERROR"'),
-        ("a\x1b[31m", '"a\\u001b[31m"'),
-        ("a\u2028b", '"a\\u2028b"'),
-        ("\u202e", '"\\u202e"'),
-        ("a\\b", "a\\b"),
-        ("\ud800", '"\\ud800"'),
-    ],
-)
-def test_a_value_is_quoted_where_it_must_be(
-    start_rat: StartRat, fault_server: FaultServer, value: str, written: str
-) -> None:
+QUOTED = {
+    "plain": "plain",
+    "a/b-c.d:1": "a/b-c.d:1",
+    "é": "é",
+    "a\\b": "a\\b",
+    "": '""',
+    "a b": '"a b"',
+    'a"b': '"a\\"b"',
+    "a=b": '"a=b"',
+    "a\nlevel=ERROR": '"a\\nlevel=ERROR"',
+    "a\x1b[31m": '"a\\u001b[31m"',
+    "a\u2028b": '"a\\u2028b"',
+    "\u202e": '"\\u202e"',
+    "\ud800": '"\\ud800"',
+}
+
+
+def test_a_value_is_quoted_where_it_must_be(start_rat: StartRat) -> None:
     started = start_rat(level="debug")
-    started.send(call(1, value))
-    started.answer()
-    (record,) = started.wait_record("message")
-    assert record["method"] == value
-    (line,) = [each for each in started.log if "msg=message" in each]
-    assert f" method={written} id=1 " in line
+    for number, (value, written) in enumerate(QUOTED.items()):
+        started.call(number, value)
+        record = started.wait_record("message", number + 1)[-1]
+        assert record["method"] == value
+        (line,) = [each for each in started.log if f" id={number} " in each]
+        assert f" method={written} id={number} " in line
 
 
 def test_a_long_value_is_cut(start_rat: StartRat) -> None:

@@ -16,10 +16,22 @@ from harness import Harness, call, large_call, notification
 import rat
 
 if TYPE_CHECKING:
-    from conftest import StartRat
+    from conftest import Conversation, StartRat
 
 CASES = Path(__file__).parent / "cases"
 LIMIT = rat.MESSAGE_LIMIT
+
+
+@pytest.fixture(name="rat")
+def rat_of_the_module(conversation: Conversation) -> Harness:
+    """The rat of the module."""
+    return conversation.harness
+
+
+@pytest.fixture(name="fault_server")
+def server_of_the_module(conversation: Conversation) -> FaultServer:
+    """The server of the module."""
+    return conversation.server
 
 
 @pytest.mark.parametrize("case", jsonl(CASES / "lines.jsonl"), ids=lambda case: str(case["name"]))
@@ -46,7 +58,6 @@ def test_case(case: dict[str, object], rat: Harness, fault_server: FaultServer) 
             assert rat.line() == answer(request).body
     # Whatever it was, it reads on, and nothing more was written.
     assert rat.call("then")["id"] == "then"
-    assert rat.finish() == (0, [])
     posted = [request.body for request in fault_server.requests]
     assert posted[-1] == call("then")
     if isinstance(error, dict) or case.get("posted", "") is None:
@@ -250,7 +261,6 @@ def test_a_batch_gets_the_longest_wait_in_it() -> None:
 def test_lines_end_in_lf_or_crlf_and_blank_ones_are_skipped(rat: Harness, fault_server: FaultServer) -> None:
     rat.write(b"\n\r\n \t \n" + call(1) + b"\r\n\n" + call(2) + b"\n\r\n")
     assert [each["id"] for each in rat.answers(2)] == [1, 2]
-    assert rat.finish() == (0, [])
     assert sorted(request.body for request in fault_server.requests) == [call(1), call(2)]
 
 
@@ -276,7 +286,8 @@ def test_the_bytes_posted_are_the_bytes_read(rat: Harness, fault_server: FaultSe
     assert sorted(request.body for request in fault_server.requests) == sorted(lines)
 
 
-def test_a_last_line_without_its_end_is_dispatched(rat: Harness, fault_server: FaultServer) -> None:
+def test_a_last_line_without_its_end_is_dispatched(start_rat: StartRat, fault_server: FaultServer) -> None:
+    rat = start_rat()
     # It is ended with the rest, so its post shows only where the end of input comes later: here it is
     # invalid, and answered by rat itself.
     rat.write(b"not json")
@@ -304,10 +315,10 @@ def test_a_line_over_the_limit_is_answered_and_drained(rat: Harness, fault_serve
     assert rat.error(None) == "message over 16 MiB, not relayed"
     assert rat.call(2)["id"] == 2
     assert [request.body for request in fault_server.requests] == [call(2)]
-    assert rat.finish() == (0, [])
 
 
-def test_a_line_far_over_the_limit_is_not_held(rat: Harness) -> None:
+def test_a_line_far_over_the_limit_is_not_held(start_rat: StartRat) -> None:
+    rat = start_rat()
     # 160 MiB in one line: answered while it still comes, and once.
     for _ in range(17):
         rat.write(b"x" * (1 << 20))
@@ -364,7 +375,6 @@ def test_a_batch_without_calls_is_answered_by_nobody(rat: Harness, fault_server:
     rat.send(b"[" + notification("n") + b"]", b"[]")
     fault_server.wait_requests(2)
     assert rat.call(1)["id"] == 1
-    assert rat.finish() == (0, [])
 
 
 def test_a_batch_that_fails_is_answered_for_each_of_its_calls(rat: Harness, fault_server: FaultServer) -> None:

@@ -11,20 +11,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Callable
 
 import pytest
-from bundles import (
-    CLIENT,
-    DAY,
-    END,
-    NOW,
-    SERVER,
-    START,
-    Authority,
-    Bundle,
-    Leaf,
-    key_pem,
-    new_key,
-    write_side,
-)
+from bundles import CLIENT, DAY, END, NOW, SERVER, START, Authority, Bundle, Leaf, key_pem, new_key, write_side
 from cryptography.hazmat.primitives import serialization
 from harness import run_rat
 
@@ -61,15 +48,7 @@ def assert_fails(side: Path, check: str, error: str, role: str = "client") -> No
 
 
 def test_the_checks_are_these_in_this_order() -> None:
-    assert rat.CHECKS == (
-        "files",
-        "permissions",
-        "key",
-        "signature",
-        "role",
-        "validity",
-        "names",
-    )
+    assert rat.CHECKS == ("files", "permissions", "key", "signature", "role", "validity", "names")
 
 
 def test_a_good_client_directory_passes_all(bundle: Bundle) -> None:
@@ -147,11 +126,7 @@ def test_a_whole_bundle_is_refused_with_the_directory_to_give(bundle: Bundle) ->
 
 def test_files_of_both_sides(side: Path, bundle: Bundle) -> None:
     shutil.copy(bundle.server / "server.key", side)
-    assert_fails(
-        side,
-        "files",
-        f"{side} holds files of both sides: copy one side's directory whole, and nothing else",
-    )
+    assert_fails(side, "files", f"{side} holds files of both sides: copy one side's directory whole, and nothing else")
 
 
 def pem(label: str, der: bytes) -> bytes:
@@ -171,11 +146,7 @@ def traditional_key() -> bytes:
         ("client.crt", lambda good: b"not PEM", "holds 0 PEM blocks, expected one of CERTIFICATE"),
         ("client.crt", lambda good: good * 2, "holds 2 PEM blocks, expected one of CERTIFICATE"),
         ("client.key", lambda good: good * 3, "holds 3 PEM blocks, expected one of PRIVATE KEY"),
-        (
-            "client.crt",
-            lambda good: key_pem(new_key()),
-            "holds a PEM block of PRIVATE KEY, expected CERTIFICATE",
-        ),
+        ("client.crt", lambda good: key_pem(new_key()), "holds a PEM block of PRIVATE KEY, expected CERTIFICATE"),
         (
             "client.key",
             lambda good: Authority().certificate,
@@ -191,16 +162,8 @@ def traditional_key() -> bytes:
             lambda good: key_pem(new_key(), password=b"secret"),
             "holds a PEM block of ENCRYPTED PRIVATE KEY, expected PRIVATE KEY (PKCS#8, not encrypted)",
         ),
-        (
-            "client.crt",
-            lambda good: good.replace(b"MII", b"M!I"),
-            "holds a damaged PEM block: copy the file again",
-        ),
-        (
-            "client.crt",
-            lambda good: good[: len(good) // 2],
-            "holds a damaged PEM block: copy the file again",
-        ),
+        ("client.crt", lambda good: good.replace(b"MII", b"M!I"), "holds a damaged PEM block: copy the file again"),
+        ("client.crt", lambda good: good[: len(good) // 2], "holds a damaged PEM block: copy the file again"),
         (
             "ca.crt",
             lambda good: good.replace(b"END CERTIFICATE", b"END OTHER"),
@@ -250,11 +213,7 @@ def test_a_key_that_its_owner_alone_may_read(side: Path, mode: int) -> None:
 def test_a_key_of_another_certificate(side: Path) -> None:
     key = side / "client.key"
     key.write_bytes(key_pem(new_key()))
-    assert_fails(
-        side,
-        "key",
-        f"{key} is not the key of {side / 'client.crt'}: copy both from one directory",
-    )
+    assert_fails(side, "key", f"{key} is not the key of {side / 'client.crt'}: copy both from one directory")
 
 
 def test_a_key_that_is_none(side: Path) -> None:
@@ -273,9 +232,7 @@ def test_a_key_that_is_none(side: Path) -> None:
 def test_a_certificate_of_another_bundle_of_the_same_tenant(side: Path, other_bundle: Bundle) -> None:
     shutil.copy(other_bundle.client / "ca.crt", side)
     assert_fails(
-        side,
-        "signature",
-        f"{side / 'client.crt'} is not signed by {side / 'ca.crt'}: copy both from one directory",
+        side, "signature", f"{side / 'client.crt'} is not signed by {side / 'ca.crt'}: copy both from one directory"
     )
 
 
@@ -283,18 +240,14 @@ def test_a_certificate_of_another_bundle_without_key_identifiers(tmp_path: Path)
     mine, other = Authority(identified=False), Authority(identified=False)
     side = write_side(tmp_path / "c", "client", other.certificate, mine.issue("laptop", CLIENT))
     assert_fails(
-        side,
-        "signature",
-        f"{side / 'client.crt'} is not signed by {side / 'ca.crt'}: copy both from one directory",
+        side, "signature", f"{side / 'client.crt'} is not signed by {side / 'ca.crt'}: copy both from one directory"
     )
 
 
 def test_a_certificate_of_another_tenant(side: Path) -> None:
     (side / "ca.crt").write_bytes(Authority("globex").certificate)
     assert_fails(
-        side,
-        "signature",
-        f"{side / 'client.crt'} is not signed by {side / 'ca.crt'}: copy both from one directory",
+        side, "signature", f"{side / 'client.crt'} is not signed by {side / 'ca.crt'}: copy both from one directory"
     )
 
 
@@ -303,9 +256,7 @@ def test_a_strangers_certificate_is_told_so_before_its_role(side: Path) -> None:
     (side / "client.crt").write_bytes(stranger.certificate)
     (side / "client.key").write_bytes(stranger.key)
     assert_fails(
-        side,
-        "signature",
-        f"{side / 'client.crt'} is not signed by {side / 'ca.crt'}: copy both from one directory",
+        side, "signature", f"{side / 'client.crt'} is not signed by {side / 'ca.crt'}: copy both from one directory"
     )
 
 
@@ -333,9 +284,7 @@ def issued(directory: Path, leaf: Callable[[Authority], Leaf], role: str = "clie
 def test_the_certificate_of_a_server(tmp_path: Path) -> None:
     side = issued(tmp_path / "c", lambda ca: ca.issue("laptop", SERVER))
     assert_fails(
-        side,
-        "role",
-        f"{side / 'client.crt'} is a server's, expected a client's (extended key usage clientAuth)",
+        side, "role", f"{side / 'client.crt'} is a server's, expected a client's (extended key usage clientAuth)"
     )
 
 
@@ -352,9 +301,7 @@ def test_the_certificate_of_a_client_in_a_server_directory(tmp_path: Path) -> No
 def test_a_certificate_of_both_roles(tmp_path: Path) -> None:
     side = issued(tmp_path / "c", lambda ca: ca.issue("laptop", CLIENT, SERVER))
     assert_fails(
-        side,
-        "role",
-        f"{side / 'client.crt'} serves both roles, expected clientAuth as its one extended key usage",
+        side, "role", f"{side / 'client.crt'} serves both roles, expected clientAuth as its one extended key usage"
     )
 
 
@@ -362,9 +309,7 @@ def test_a_certificate_without_any_role(tmp_path: Path) -> None:
     # Without an extended key usage OpenSSL takes a certificate for any purpose (RFC 5280, 4.2.1.12).
     side = issued(tmp_path / "c", lambda ca: ca.issue("laptop"))
     assert_fails(
-        side,
-        "role",
-        f"{side / 'client.crt'} serves both roles, expected clientAuth as its one extended key usage",
+        side, "role", f"{side / 'client.crt'} serves both roles, expected clientAuth as its one extended key usage"
     )
 
 
@@ -373,9 +318,7 @@ def test_a_certificate_of_neither_role(tmp_path: Path) -> None:
 
     side = issued(tmp_path / "c", lambda ca: ca.issue("laptop", ExtendedKeyUsageOID.CODE_SIGNING))
     assert_fails(
-        side,
-        "role",
-        f"{side / 'client.crt'} is of neither role, expected a client's (extended key usage clientAuth)",
+        side, "role", f"{side / 'client.crt'} is of neither role, expected a client's (extended key usage clientAuth)"
     )
 
 
@@ -385,11 +328,7 @@ def test_a_certificate_of_neither_role(tmp_path: Path) -> None:
 def test_a_certificate_that_expired(tmp_path: Path) -> None:
     end = NOW - timedelta(hours=1)
     side = issued(tmp_path / "c", lambda ca: ca.issue("laptop", CLIENT, end=end))
-    assert_fails(
-        side,
-        "validity",
-        f"{side / 'client.crt'} expired on {end:%Y-%m-%d %H:%M} UTC: {REISSUE}",
-    )
+    assert_fails(side, "validity", f"{side / 'client.crt'} expired on {end:%Y-%m-%d %H:%M} UTC: {REISSUE}")
 
 
 def test_a_certificate_that_is_not_valid_yet(tmp_path: Path) -> None:
