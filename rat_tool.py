@@ -15,9 +15,12 @@ import queue
 import re
 import shutil
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 import time
 from datetime import datetime, timedelta, timezone
@@ -25,6 +28,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import demo_ratd
 import rat
+from ratel.client import McpClient, McpToolsListError
+from ratel.trace import RatelError
+from ratel.transports import Rat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -319,6 +325,305 @@ def _told(side: rat.Side) -> str:
 def _warn_of_expiry(report: Report, side: rat.Side) -> None:
     if (side.expires - datetime.now(timezone.utc)).days < YEAR_DAYS:
         report.warn("less than a year remains: issue another bundle, and hand out its directories, before then")
+
+
+# --- check --------------------------------------------------------------------------------------------
+
+# Seconds for a TCP connection: a machine that is there answers within its round trip, or one repetition of it.
+CONNECT_SECONDS = 5.0
+# Seconds for each request: as long as rat gives a call, so that what passes here passes there.
+REQUEST_SECONDS = float(rat.REQUEST_SECONDS)
+
+_ADVICE = " Check the bundle with rat-tool check."
+_PARTIAL_CHAIN = 0x80000  # X509_V_FLAG_PARTIAL_CHAIN: ssl names it from Python 3.10 on
+_NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME
+# OpenSSL's codes (X509_V_ERR_*) of a certificate that is not of a CA trusted.
+_OF_ANOTHER_CA = frozenset({7, 18, 19, 20, 21})
+_NOT_YET_VALID, _EXPIRED, _WRONG_PURPOSE = 9, 10, 26
+
+# What the server's refusal means to the client, by the words of rat's sentence.
+_ALERTS = {
+    "unknown certificate authority": "The server trusts the CA of another bundle: give both sides directories of one.",
+    "bad certificate": "The server does not take this client's certificate: its bundle is another, or its clock wrong.",
+    "certificate required": "No certificate reached the server: something between ends TLS and begins it anew.",
+    "expired certificate": "The server takes this client's certificate, or its CA, for expired; here both are valid "
+    "until {expires:%Y-%m-%d}. Compare the clocks.",
+    "revoked certificate": "Whoever runs the server revoked this client: ask for another bundle.",
+    "unsupported certificate": "The server does not take this client's certificate for a client's: its ca.crt is not "
+    "that of this bundle.",
+}
+_OTHER_ALERT = "Ask whoever runs the server for what it logged."
+
+
+class _Step(Exception):
+    """A step of the check failed."""
+
+    def __init__(self, step: str, text: str) -> None:
+        super().__init__(text)
+        self.step = step
+
+
+def check(report: Report, address: rat.Address, bundle: str) -> int:
+    """``check``: try what rat does, step by step, and say at the first that fails which side is wrong and what to do.
+
+    It calls no tool. MCP is spoken as ratel's client does, a standard one, so that the server is proved for it.
+    """
+    try:
+        side = _check_files(report, bundle)
+        proxy = _check_network(report, address)
+        version = _check_tls(report, address, side, proxy)
+        if version is not None:
+            _check_without_session(address, side, proxy, version)
+        _check_mcp(report, address, bundle)
+    except _Step as failed:
+        report.fail(f"{failed.step}: {failed}")
+        report.say()
+        report.say(f"check failed: {failed.step}")
+        return 1
+    report.say()
+    report.say(f"ratd at {address.text} serves this client.")
+    return 0
+
+
+def _check_files(report: Report, bundle: str) -> rat.Side:
+    try:
+        side = rat.load_side(bundle)
+    except rat.BundleError as error:
+        raise _Step("Files", str(error)) from None
+    report.ok(f"Files: {_told(side)}, valid until {side.expires:%Y-%m-%d}")
+    _warn_of_expiry(report, side)
+    return side
+
+
+def _check_network(report: Report, address: rat.Address) -> rat.Proxy | None:
+    try:
+        proxy = rat.environment_proxy(address)
+    except ValueError as error:
+        raise _Step("Network", str(error)) from None
+    target = address if proxy is None else rat.Address.parse(proxy.address)
+    what = target.text if proxy is None else f"the proxy {proxy.address} of HTTPS_PROXY"
+    started = time.monotonic()
+    try:
+        _connected(target).close()
+    except socket.timeout:
+        raise _Step(
+            "Network",
+            f"no answer from {what} within {CONNECT_SECONDS:g} s: the machine is down, or a firewall is between",
+        ) from None
+    except OSError as error:
+        advice = {
+            "connection refused": "nothing listens there, so the server is down, or the port is another",
+            "no such host": "check the name, and that this machine can resolve it",
+        }.get(reason := rat.system_reason(error), "check the address, and this machine's way to it")
+        raise _Step("Network", f"cannot connect to {what}: {reason}. {advice[0].upper()}{advice[1:]}.") from None
+    report.ok(f"Network: connected to {what} in {(time.monotonic() - started) * 1000:.1f} ms")
+    return proxy
+
+
+def _post(
+    ratd: rat.Ratd, message: Mapping[str, object], version: str | None, exchange: rat.Exchange
+) -> Mapping[str, object] | rat.Answer:
+    """Post a message as rat does: the JSON-RPC response to it, or the answer that is none. Raises rat.Failure."""
+    line = json.dumps(message).encode()
+    headers = rat.request_headers(rat.read_message(line), version)
+    late = threading.Timer(REQUEST_SECONDS, exchange.end)
+    late.daemon = True
+    late.start()
+    answer = rat.Answer(0, "", b"")
+    try:
+        for answer in ratd.post(exchange, line, headers, REQUEST_SECONDS):
+            with contextlib.suppress(ValueError):
+                response = rat.parse_json(answer.body)
+                if isinstance(response, dict) and response.get("id") == message.get("id") and "id" in message:
+                    return response
+        return answer
+    except rat.Failure:
+        if exchange.ended:
+            raise rat.Failure(ratd.late(exchange.stage, REQUEST_SECONDS)) from None
+        raise
+    finally:
+        late.cancel()
+
+
+def _check_tls(report: Report, address: rat.Address, side: rat.Side, proxy: rat.Proxy | None) -> str | None:
+    """TLS, and a request: a server's refusal shows on the first read after the handshake only, since the client's part
+    of it ends before the server looks at the certificate (RFC 8446, section 2).
+
+    The request is the initialize of an older protocol. Returns the version that it negotiated, None for a server that
+    speaks newer ones alone, or no MCP.
+    """
+    exchange = rat.Exchange()
+    message = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "initialize",
+        "params": {
+            "protocolVersion": "2025-11-25",
+            "capabilities": {},
+            "clientInfo": {"name": "rat-tool", "version": rat.__version__},
+        },
+    }
+    accepted = "TLS: both sides accept each other"
+    try:
+        answer = _post(rat.Ratd(address, side, proxy), message, None, exchange)
+    except rat.Failure as failure:
+        text = str(failure)
+        if exchange.stage in ("proxy", "connect"):
+            raise _Step("Network", text) from None
+        if explained := _explained(failure, address, side, proxy, exchange.stage):
+            raise _Step("TLS", f"{text.replace(_ADVICE, '').rstrip('.')}. {explained}") from None
+        report.ok(accepted)
+        raise _Step("MCP", text) from None
+    report.ok(accepted)
+    result = answer.get("result") if isinstance(answer, dict) else None
+    version = result.get("protocolVersion") if isinstance(result, dict) else None
+    return version if isinstance(version, str) else None
+
+
+def _explained(
+    failure: rat.Failure, address: rat.Address, side: rat.Side, proxy: rat.Proxy | None, stage: str
+) -> str | None:
+    """Which side is wrong and what to do, for a failure of TLS; None for one of what comes after."""
+    fault = _certificate_fault(failure)
+    if fault is not None:
+        return _explained_certificate(fault.verify_code, side, _presented(address, side) if proxy is None else None)
+    text = str(failure)
+    if alert := re.search(r"remote error: tls: (.*?)\.(?: |$)", text):
+        return _ALERTS.get(alert[1], _OTHER_ALERT).format(expires=side.expires)
+    if "does not answer in TLS 1.3" in text:
+        if "protocol version" in text or "unsupported protocol" in text:
+            return "It speaks an older TLS alone: rat wants 1.3, as ratd does."
+        if proxy is None and _answers_plain_http(address):
+            return "It answers plain HTTP: this is the port of a server without TLS."
+        return "Another kind of service listens there: check the port."
+    if stage == "handshake":
+        return "It takes no part in a TLS handshake: another kind of service, or a server that hangs."
+    return None
+
+
+def _certificate_fault(failure: BaseException) -> ssl.SSLCertVerificationError | None:
+    """The refusal of the server's certificate, inside what urllib3 wraps around it."""
+    error: BaseException | None = failure
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        inner = [part for part in error.args if isinstance(part, BaseException)]
+        error = inner[0] if inner else error.__cause__
+    return error
+
+
+def _explained_certificate(code: int, side: rat.Side, presented: Mapping[str, object] | None) -> str:
+    issuer = _subject((presented or {}).get("issuer"))
+    tenant = issuer.get("commonName")
+    if code in _OF_ANOTHER_CA:
+        if tenant is None:
+            return "The server is not of this client's bundle: give both sides directories of one bundle."
+        if issuer.get("organizationName") != "rat CA":
+            return f"Its certificate is of {tenant}, and of no bundle: check the address."
+        if tenant == side.tenant:
+            return f"The server is of another bundle of tenant {tenant}: give both sides directories of one bundle."
+        return (
+            f"The server is of tenant {tenant}, this client of {side.tenant}: check the address, or ask for a client "
+            "directory of that tenant."
+        )
+    if code == _EXPIRED:
+        when = _date((presented or {}).get("notAfter"))
+        return f"The server's certificate expired{f' on {when}' if when else ''}: issue another bundle, for both sides."
+    if code == _NOT_YET_VALID:
+        when = _date((presented or {}).get("notBefore"))
+        until = f" before {when}" if when else " yet"
+        return f"The server's certificate is not valid{until}: compare the clocks of both machines."
+    if code == _WRONG_PURPOSE:
+        return "The server presents a certificate that is not a server's: give it the server directory of the bundle."
+    return "Do not work around it: this may be another machine."
+
+
+def _subject(name: object) -> dict[str, str]:
+    """A name of a certificate, as the ssl module decodes it, by its parts."""
+    return {kind: text for part in name for kind, text in part} if isinstance(name, tuple) else {}
+
+
+def _date(time_text: object) -> str | None:
+    if not isinstance(time_text, str):
+        return None
+    return f"{datetime.fromtimestamp(ssl.cert_time_to_seconds(time_text), timezone.utc):%Y-%m-%d}"
+
+
+def _presented(address: rat.Address, side: rat.Side) -> Mapping[str, object] | None:
+    """The certificate that a server presents, decoded, whoever issued it and whatever is wrong with it.
+
+    The ssl module decodes only what it verified. So it is fetched unverified, and verified by itself: trusted as it
+    is, at any time. Nothing but the words of the check comes of it.
+    """
+    trusting = rat.tls_context(side)
+    trusting.verify_flags |= _PARTIAL_CHAIN | _NO_CHECK_TIME
+    anything = rat.tls_context(side)
+    anything.verify_mode = ssl.CERT_NONE
+    try:
+        with _connected(address) as plain, anything.wrap_socket(plain) as connection:
+            trusting.load_verify_locations(cadata=connection.getpeercert(binary_form=True) or b"")
+        with _connected(address) as plain, trusting.wrap_socket(plain) as connection:
+            return connection.getpeercert()
+    except (OSError, ValueError):
+        return None
+
+
+def _connected(address: rat.Address) -> socket.socket:
+    return socket.create_connection((address.host, address.port), CONNECT_SECONDS)
+
+
+def _answers_plain_http(address: rat.Address) -> bool:
+    with contextlib.suppress(OSError), _connected(address) as plain:
+        plain.sendall(b"GET /mcp HTTP/1.0\r\n\r\n")
+        return plain.recv(5) == b"HTTP/"
+    return False
+
+
+def _check_without_session(address: rat.Address, side: rat.Side, proxy: rat.Proxy | None, version: str) -> None:
+    """A request after initialize, as a harness of an older protocol sends it and rat relays it: without a session.
+
+    ratel's client keeps sessions, so it would not notice a server that such a harness cannot be served by.
+    """
+    ratd = rat.Ratd(address, side, proxy)
+    message = {"jsonrpc": "2.0", "id": 2, "method": "tools/list", "params": {}}
+    try:
+        answer = _post(ratd, message, version, rat.Exchange())
+    except rat.Failure as failure:
+        raise _Step("MCP", str(failure)) from None
+    if isinstance(answer, rat.Answer):
+        text = ratd.no_answer(answer, called=True)
+        if answer.status in (400, 404):
+            text += ". It keeps sessions (Mcp-Session-Id), which rat does not: run the server stateless."
+        raise _Step("MCP", text)
+
+
+def _check_mcp(report: Report, address: rat.Address, bundle: str) -> None:
+    """MCP, and the tools, as a standard client has them."""
+    with contextlib.closing(McpClient(Rat(address, bundle), timeout=REQUEST_SECONDS)) as client:
+        try:
+            client.connect()
+        except RatelError as error:
+            advice = " There is no MCP at /mcp." if getattr(error, "status", None) in (404, 405) else ""
+            raise _Step("MCP", f"{error}{'.' if advice else ''}{advice}") from None
+        report.ok(f"MCP: {_named(client.server_info)}, protocol {client.protocol_version}")
+        _wrapped(report, client.instructions or "", "")
+        try:
+            tools = client.list_tools()
+        except McpToolsListError as error:
+            raise _Step("Tools", f"{error}: its listing does not end. Tell whoever runs the server.") from None
+        except RatelError as error:
+            raise _Step("Tools", str(error)) from None
+        report.ok(f"Tools: {len(tools) or 'none'}")
+        for tool in tools:
+            description = tool.get("description")
+            named = f"{tool['name']}: {description}" if isinstance(description, str) and description else tool["name"]
+            _wrapped(report, str(named), "  ")
+
+
+def _wrapped(report: Report, text: str, indent: str) -> None:
+    """A text of the server in lines of a hundred characters, whatever its own were."""
+    for line in textwrap.wrap(
+        " ".join(text.split()), 92, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    ):
+        report.detail(line)
 
 
 # --- config -------------------------------------------------------------------------------------------
@@ -651,7 +956,8 @@ def _text_of(result: Mapping[str, object]) -> str:
 
 
 def _named(info: object) -> str:
-    return f"{info.get('name')} {info.get('version')}" if isinstance(info, dict) else "a server without a name"
+    told = [info.get(key) for key in ("name", "version")] if isinstance(info, dict) else []
+    return " ".join(str(part) for part in told if part) or "a server without a name"
 
 
 def _tool_names(result: Mapping[str, object]) -> list[str]:
@@ -751,7 +1057,7 @@ def _parser() -> rat.FlagParser:
     parser = rat.FlagParser(
         prog="rat-tool",
         allow_abbrev=False,
-        description="Issue and inspect bundles, configure harnesses for rat, and see it work.",
+        description="Issue and inspect bundles, find out why a server cannot be reached, configure harnesses.",
         epilog="example: rat-tool demo",
     )
     parser.add_argument("--version", action="version", version=rat.version_text(), help="print the version and exit")
@@ -799,6 +1105,15 @@ def _parser() -> rat.FlagParser:
     )
     inspecting.add_argument("directories", nargs="+", metavar="DIR", help="the directory of a server or of a client")
 
+    checking = command(
+        commands,
+        "check",
+        "Try to reach a server as rat does, step by step, and say at the first that fails which side is wrong.",
+        "It needs the command line of rat in the harness, with rat-tool check in place of rat, and calls no tool.",
+        "rat-tool check --server ratd.example:7433 --bundle ~/bundle/clients/laptop",
+    )
+    rat.add_flags(checking)
+
     configuring = command(
         commands,
         "config",
@@ -837,6 +1152,8 @@ def _run(given: argparse.Namespace) -> int:
         if given.bundle_command == "generate":
             return generate(report, given.tenant, given.client, given.output)
         return inspect(report, given.directories)
+    if given.command == "check":
+        return check(report, given.server, given.bundle)
     if given.command == "config":
         return config(Report(sys.stderr), given.server, given.bundle, given.log_level, given.harness, given.rat)
     return demo(report, given.keep)

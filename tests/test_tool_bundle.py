@@ -487,6 +487,7 @@ def test_usage_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str], argu
     [
         ("bundle generate", "Issue a bundle", "It needs the package cryptography", "--output bundle"),
         ("bundle inspect", "Check directories", "It needs nothing but the directories", "bundle/server"),
+        ("check", "Try to reach a server", "It needs the command line of rat", "--server ratd.example:7433"),
         ("config", "Print the entry", "It needs a client directory", "--harness codex"),
         ("demo", "Show rat at work", "It needs the package cryptography", "rat-tool demo"),
     ],
