@@ -290,12 +290,12 @@ class Embedder:
         """The vectors of texts, all of one dimension. Raises EmbeddingError."""
         vectors: list[array[float]] = []
         for start in range(0, len(texts), BATCH):
-            batch = list(texts[start : start + BATCH])
+            batch = texts[start : start + BATCH]
             try:
                 answer = list(self._call(list(batch)))
             except EmbeddingError:
                 raise
-            except Exception as e:
+            except Exception as e:  # the function is the user's, and raises what it likes
                 raise EmbeddingError(f"{self.name} failed: {str(e) or type(e).__name__}") from e
             if len(answer) != len(batch):
                 raise EmbeddingError(f"{self.name} gave {_vectors(len(answer))} for {_texts(len(batch))}")
@@ -360,7 +360,8 @@ class EmbeddingEndpoint:
             context = ssl.create_default_context(cafile=certifi.where())
             context.load_default_certs()
             options["ssl_context"] = context
-        proxy = None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme)
+        bypass = host in ("localhost", "::1") or host.startswith("127.") or urllib.request.proxy_bypass(host)
+        proxy = None if bypass else urllib.request.getproxies().get(scheme)
         if proxy:
             self._http: urllib3.PoolManager = urllib3.ProxyManager(proxy, **options)  # type: ignore[arg-type]
         else:
@@ -408,7 +409,7 @@ def _failure(error: urllib3.exceptions.HTTPError) -> str:
     cause: BaseException | None = error
     timeout = False
     while cause is not None and not isinstance(cause, OSError):
-        timeout = timeout or isinstance(cause, urllib3.exceptions.TimeoutError)
+        timeout = isinstance(cause, urllib3.exceptions.ReadTimeoutError)
         inner = getattr(cause, "reason", None) or cause.__cause__ or (cause.args[-1] if cause.args else None)
         cause = inner if isinstance(inner, BaseException) else None
     if timeout or isinstance(cause, (TimeoutError, socket.timeout)):
