@@ -1226,56 +1226,67 @@ class EventStream:
     """The events of a ``text/event-stream`` (HTML Living Standard, section 9.2.6), from bytes split anywhere.
 
     ``last_id`` and ``retry`` (milliseconds) are what the stream last said of how to resume it. An event of more than
-    ``limit`` bytes raises TooLarge.
+    ``limit`` bytes of data, or a line that could only be of one, raises TooLarge.
     """
 
     def __init__(self, limit: int = MESSAGE_LIMIT) -> None:
         self.last_id: str | None = None
         self.retry: int | None = None
         self._limit = limit
-        self._line: list[bytes] = []  # the pieces of a line that has not ended
+        self._line = bytearray()  # the beginning of a line that has not ended
         self._event = b""
+        self._id: str | None = None  # of the event that has not ended: one that was cut is to be sent again
         self._data: list[bytes] = []
-        self._size = 0  # of the pieces and the data together
+        self._size = 0  # of the data, each piece with the line feed that joins it to the next
         self._first = True
         self._after_return = False
 
     def feed(self, data: bytes) -> Iterator[tuple[str, bytes]]:
-        """Take some bytes of the stream; gives the type and the data of each event that ends in them."""
+        """Take some bytes of the stream; gives the type and the data of each event that ends in them.
+
+        An event whose data is empty is not given: it is sent for the sake of its identifier.
+        """
         if self._after_return and data.startswith(b"\n"):
             data, self._after_return = data[1:], False
         if data:
             self._after_return = data.endswith(b"\r")
         for piece in data.splitlines(keepends=True):  # of bytes: at LF, CR and CRLF only
             line = piece.rstrip(b"\r\n")
-            self._line.append(line)
-            self._size += len(line)
-            if self._size > self._limit:
+            if self._size + len(self._line) + len(line) > self._limit + 1024:  # for the name of a field, or a comment
                 raise TooLarge(f"an event over {self._limit} bytes")
-            if len(line) < len(piece):
-                whole, self._line = b"".join(self._line), []
-                yield from self._take(whole)
+            if len(line) == len(piece):
+                self._line += line
+                continue
+            if self._line:
+                self._line += line
+                line, self._line = bytes(self._line), bytearray()
+            yield from self._take(line)
 
     def _take(self, line: bytes) -> Iterator[tuple[str, bytes]]:
         if self._first:
             line, self._first = line[3:] if line.startswith(b"\xef\xbb\xbf") else line, False
-        field, _, value = line.partition(b":")
-        value = value[1:] if value.startswith(b" ") else value
         if not line:
             event, data = self._event or b"message", b"\n".join(self._data)
             self._event, self._data, self._size = b"", [], 0
+            if self._id is not None:
+                self.last_id = self._id
             if data:
                 yield event.decode("utf-8", "replace"), data
-        elif field == b"data":
-            self._data.append(value)
             return
+        colon = line.find(b":")
+        field = line if colon < 0 else line[:colon]
+        value = b"" if colon < 0 else line[colon + 2 if line.startswith(b" ", colon + 1) else colon + 1 :]
+        if field == b"data":
+            self._data.append(value)
+            self._size += len(value) + 1
+            if self._size > self._limit + 1:
+                raise TooLarge(f"an event over {self._limit} bytes")
         elif field == b"event":
             self._event = value
         elif field == b"id" and b"\0" not in value:
-            self.last_id = value.decode("utf-8", "replace")
-        elif field == b"retry" and value.isdigit():
-            self.retry = int(value[:9])
-        self._size = sum(map(len, self._data))
+            self._id = value.decode("utf-8", "replace")
+        elif field == b"retry" and value.isdigit() and len(value) < 10:  # over eleven days, nobody waits
+            self.retry = int(value)
 
 
 class Answer(NamedTuple):
