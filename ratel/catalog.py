@@ -83,7 +83,8 @@ class Skill:
         _check_strings("skill", self.id, name=self.name, description=self.description, body=self.body)
         for name in ("tags", "tools"):
             values = getattr(self, name)
-            if isinstance(values, str) or not all(isinstance(value, str) for value in values):
+            given = isinstance(values, Sequence) and not isinstance(values, str)
+            if not given or not all(isinstance(value, str) for value in values):
                 raise ValueError(f"skill {self.id!r} needs {name}, a sequence of strings")
 
 
