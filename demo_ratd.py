@@ -40,9 +40,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from types import FrameType
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import rat
+
+_Recorded = TypeVar("_Recorded")
 
 # What initialize negotiates, oldest first; another version asked for gets the newest of these
 # (MCP specification 2025-11-25, Lifecycle, Version Negotiation).
@@ -230,7 +232,8 @@ def directory_tools(directory: Directory) -> tuple[DemoTool, ...]:
         most = arguments.get("max_lines")
         if first < 1:
             raise ToolError("start_line: lines are counted from 1")
-        lines = directory.read(str(arguments["path"])).splitlines(keepends=True)[first - 1 :]
+        # At line feeds alone: str.splitlines() knows eight other ends, which editors do not count.
+        lines = re.findall(r"[^\n]*\n|[^\n]+", directory.read(str(arguments["path"])))[first - 1 :]
         if most is not None:
             lines = lines[: _whole(most)]
         if arguments.get("line_numbers"):
@@ -1166,9 +1169,9 @@ class DemoRatd:
             told = _RpcError(INTERNAL_ERROR, f"internal error: {type(error).__name__}")
             return _Reply(200, _rendered(_error(_identifier_of(request.body), told)))
 
-    def _record(self, records: deque[object] | deque[Request] | deque[str], what: object) -> None:
+    def _record(self, records: deque[_Recorded], what: _Recorded) -> None:
         with self._changed:
-            records.append(what)  # type: ignore[arg-type]
+            records.append(what)
             self._changed.notify_all()
 
     def _tell(self, request: Request, outcome: str, started: float) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import os
 import queue
@@ -935,7 +936,7 @@ class _Demonstration:
         self.call("ping", "ping")
         self.noted(f"the server saw call {message['id']} canceled after {took:.1f} ms, and rat wrote no answer to it")
 
-    def refusal(self) -> None:
+    def refusal(self, bundle: str) -> None:
         message = self.request("initialize", {})
         self.sent("initialize")
         started = time.monotonic()
@@ -946,6 +947,12 @@ class _Demonstration:
             raise Failed(f"rat did not refuse a server of another bundle: {text}")
         self.received(f"error {rat.ERROR_CODE}:", started)
         self.noted(text)
+        checked = io.StringIO()
+        check(Report(checked), rat.Address.parse(self._server.address), bundle)
+        explained = re.search(r"  FAIL  TLS: .*?\. (.*)", checked.getvalue())
+        if explained is None:
+            raise Failed("rat-tool check did not find the fault")
+        self.noted(f"rat-tool check: {explained[1]}")
 
 
 def _text_of(result: Mapping[str, object]) -> str:
@@ -1001,7 +1008,7 @@ def demo(report: Report, keep: bool) -> int:
             ("A newer protocol, told in every message", talk.newer_protocol),
             ("Ten calls at once", lambda: talk.at_once(10, 0.2)),
             ("A call canceled", talk.cancellation),
-            ("A server of another bundle", talk_astray.refusal),
+            ("A server of another bundle", lambda: talk_astray.refusal(client)),
         ):
             report.say()
             report.say(title)
@@ -1185,6 +1192,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader of stdout left; what Python would still flush there goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        where = "" if error.filename is None else f"{error.filename}: "
+        print(f"rat-tool: {where}{rat.system_reason(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("rat-tool: interrupted", file=sys.stderr)

@@ -763,6 +763,14 @@ def test_a_file_is_read_whole_or_by_lines(client: Client, files: Path, arguments
     assert client.tool("read_file", path="./in//é.txt", **arguments) == (text, False)
 
 
+def test_lines_end_at_line_feeds_alone(client: Client, files: Path) -> None:
+    (files / "a").write_bytes("one\u2028still\x0b\x0cone\r\n\ntwo\rstill two".encode())
+    assert client.tool("read_file", path="a", line_numbers=True) == (
+        "1\tone\u2028still\x0b\x0cone\r\n2\t\n3\ttwo\rstill two",
+        False,
+    )
+
+
 def test_a_file_is_written_and_replaced(client: Client, files: Path) -> None:
     assert client.tool("write_file", path="a", content="one\r\né") == ("a: 7 bytes written", False)
     assert (files / "a").read_bytes() == "one\r\né".encode()

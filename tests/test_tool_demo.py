@@ -65,6 +65,7 @@ A server of another bundle
   → initialize
   ← error -32050: TIME
     rat refused the certificate of ratd at 127.0.0.1:PORT: REASON. Check the bundle with rat-tool check.
+    rat-tool check: The server is of another bundle of tenant demo: give both sides directories of one bundle.
 
 """
 SUMMARY = "Shown: both protocols, ten calls at once, a call canceled, a server refused, nothing left behind (S s).\n"
@@ -211,4 +212,14 @@ def test_a_rat_that_does_not_start_is_told(
     monkeypatch.setattr(rat_tool, "rat_command", lambda: [sys.executable, "-c", "pass"])
     assert rat_tool.main(["demo"]) == 1
     assert capsys.readouterr().err == "rat-tool: rat ended, its last words are above\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rat_that_is_not_there_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(rat_tool, "rat_command", lambda: [str(tmp_path / "no-rat")])
+    assert rat_tool.main(["demo"]) == 1
+    assert capsys.readouterr().err == f"rat-tool: {tmp_path / 'no-rat'}: no such file or directory\n"
     assert list(tmp_path.iterdir()) == []
