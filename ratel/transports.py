@@ -634,6 +634,7 @@ class HttpConnection(_HttpBase):
     def _follow(self, call: Call, exchange: _Exchange, response: urllib3.BaseHTTPResponse, session: str | None) -> None:
         """Read the stream that answers a call, and take it up again where it was cut (MCP 2025-11-25, Resumability)."""
         stream = rat.EventStream()
+        pause = RESUME_SECONDS
         failures = 0
         while True:
             try:
@@ -651,7 +652,7 @@ class HttpConnection(_HttpBase):
             finally:
                 self._release(response)
             last = stream.last_id
-            pause = RESUME_SECONDS if stream.retry is None else stream.retry / 1000
+            pause = pause if stream.retry is None else stream.retry / 1000
             stream = rat.EventStream()  # what was cut within an event is sent again
             stream.last_id = last
             while True:
