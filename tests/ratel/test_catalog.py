@@ -482,14 +482,16 @@ def test_a_search_during_a_registration_sees_the_catalog_before_or_after(method:
             over.set()
 
     def search() -> None:
-        while not over.is_set():
+        last = False
+        while not last:
+            last = over.is_set()
             ids = found(catalog, "cat")
             assert len(ids) == 20
             assert len({tool_id[4] for tool_id in ids}) == 1
             seen.add(ids[0][4])
 
     run_together(swap, search, search)
-    assert seen <= {"a", "b"}
+    assert "a" in seen  # that of the last turn, at least
 
 
 def test_four_threads_register_search_invoke_and_remove_at_once() -> None:
