@@ -1081,10 +1081,11 @@ class StdioConnection(Connection):
         how = f"exited with status {status}" if status >= 0 else f"was ended by {_signal_name(-status)}"
         said = self._tail.decode("utf-8", "replace").strip()
         self._lose(TransportError(f"{self.peer} {how}" + (f": {said}" if said else "")))
-        for number in (signal.SIGTERM, _SIGKILL, None):
-            if self._group_ended(GRACE_SECONDS) or number is None:
+        for number in (signal.SIGTERM, _SIGKILL):
+            if self._group_ended(GRACE_SECONDS):
                 return
             self._signal(number)
+        self._group_ended(0.2)  # none outlives that signal, but whoever inherited them may be slow to reap them
 
     def _group_ended(self, seconds: float) -> bool:
         """Wait for the children of the process to be gone. Its number stays taken while one of its group is there."""
