@@ -412,11 +412,12 @@ def _check_network(report: Report, address: rat.Address) -> rat.Proxy | None:
             f"no answer from {what} within {CONNECT_SECONDS:g} s: the machine is down, or a firewall is between",
         ) from None
     except OSError as error:
+        reason = rat.system_reason(error)
         advice = {
-            "connection refused": "nothing listens there, so the server is down, or the port is another",
-            "no such host": "check the name, and that this machine can resolve it",
-        }.get(reason := rat.system_reason(error), "check the address, and this machine's way to it")
-        raise _Step("Network", f"cannot connect to {what}: {reason}. {advice[0].upper()}{advice[1:]}.") from None
+            "connection refused": "Nothing listens there: the server is down, or the port is another.",
+            "no such host": "Check the name, and that this machine can resolve it.",
+        }.get(reason, "Check the address, and this machine's way to it.")
+        raise _Step("Network", f"cannot connect to {what}: {reason}. {advice}") from None
     report.ok(f"Network: connected to {what} in {(time.monotonic() - started) * 1000:.1f} ms")
     return proxy
 
@@ -487,7 +488,7 @@ def _explained(
     """Which side is wrong and what to do, for a failure of TLS; None for one of what comes after."""
     fault = _certificate_fault(failure)
     if fault is not None:
-        return _explained_certificate(fault.verify_code, side, _presented(address, side) if proxy is None else None)
+        return _explained_certificate(fault.verify_code, side, _presented(address) if proxy is None else None)
     text = str(failure)
     if alert := re.search(r"remote error: tls: (.*?)\.(?: |$)", text):
         return _ALERTS.get(alert[1], _OTHER_ALERT).format(expires=side.expires)
@@ -548,16 +549,17 @@ def _date(time_text: object) -> str | None:
     return f"{datetime.fromtimestamp(ssl.cert_time_to_seconds(time_text), timezone.utc):%Y-%m-%d}"
 
 
-def _presented(address: rat.Address, side: rat.Side) -> Mapping[str, object] | None:
+def _presented(address: rat.Address) -> Mapping[str, object] | None:
     """The certificate that a server presents, decoded, whoever issued it and whatever is wrong with it.
 
     The ssl module decodes only what it verified. So it is fetched unverified, and verified by itself: trusted as it
-    is, at any time. Nothing but the words of the check comes of it.
+    is, at any time. Nothing but the words of the check comes of it, and a stranger is presented no certificate.
     """
-    trusting = rat.tls_context(side)
-    trusting.verify_flags |= _PARTIAL_CHAIN | _NO_CHECK_TIME
-    anything = rat.tls_context(side)
+    anything, trusting = (ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) for _ in range(2))
+    for context in (anything, trusting):
+        context.check_hostname = False
     anything.verify_mode = ssl.CERT_NONE
+    trusting.verify_flags |= _PARTIAL_CHAIN | _NO_CHECK_TIME
     try:
         with _connected(address) as plain, anything.wrap_socket(plain) as connection:
             trusting.load_verify_locations(cadata=connection.getpeercert(binary_form=True) or b"")

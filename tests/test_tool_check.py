@@ -277,7 +277,7 @@ def test_a_server_that_is_down(client_side: Path, capsys: pytest.CaptureFixture[
             + failed(
                 "Network",
                 "cannot connect to ADDRESS: connection refused. "
-                "Nothing listens there, so the server is down, or the port is another.",
+                "Nothing listens there: the server is down, or the port is another.",
             ),
         )
 

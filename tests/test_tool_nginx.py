@@ -18,6 +18,7 @@ from bundles import SERVER, Bundle, write_side
 from fault_server import HANG
 from harness import call, rat_environment
 from test_tool_bundle import generate
+from test_tool_bundle import run as run_tool
 
 import rat
 
@@ -164,6 +165,13 @@ def test_a_harness_of_an_older_protocol_reaches_the_server(site: Site) -> None:
     run(conversation)
 
 
+def test_check_proves_the_way_in(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    status, printed, _ = run_tool(capsys, "check", "--server", site.address, "--bundle", str(site.client))
+    assert status == 0
+    assert "  ok    MCP: notes 1.0.0, protocol 2026-07-28\n" in printed
+    assert printed.endswith(f"\nratd at {site.address} serves this client.\n")
+
+
 def test_another_path_is_not_found(site: Site) -> None:
     manager = rat.pool_manager(rat.Address.parse(site.address), rat.load_side(str(site.client)))
     assert manager.request("POST", f"https://{site.address}/other").status == 404
@@ -171,7 +179,7 @@ def test_another_path_is_not_found(site: Site) -> None:
 
 
 def test_a_client_of_another_bundle_is_told_so_by_the_server(
-    start_rat: StartRat, site: Site, tmp_path: Path, bundle: Bundle, upstream: int
+    start_rat: StartRat, site: Site, tmp_path: Path, bundle: Bundle, upstream: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The server's certificate is of the client's bundle, but it trusts another: it refuses, and says so."""
     mixed = write_side(
@@ -184,9 +192,10 @@ def test_a_client_of_another_bundle_is_told_so_by_the_server(
     try:
         harness = start_rat(address, bundle.client)
         harness.send(call(1))
-        assert harness.error(1) == (
-            f"ratd at {address} answered HTTP 403: the client's certificate is not of this server's bundle"
-        )
+        said = f"ratd at {address} answered HTTP 403: the client's certificate is not of this server's bundle"
+        assert harness.error(1) == said
+        _, printed, _ = run_tool(capsys, "check", "--server", address, "--bundle", str(bundle.client))
+        assert printed.endswith(f"  FAIL  MCP: {said}\n\ncheck failed: MCP\n")
     finally:
         end_nginx(process)
 
