@@ -1636,6 +1636,41 @@ def one_line(body: bytes) -> bytes:
     return body
 
 
+class Workers(ThreadPoolExecutor):
+    """Threads for postings, of which no more are started than there were ever postings unfinished at once.
+
+    An executor counts its idle threads, and in some Pythons (3.12.1 was seen to) misses those that another one took
+    an item from: it would grow to its maximum over time.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(WORKERS, name, self._man)
+        self.manned = False  # whether a thread was ever started: none ever ends
+        self._counting = threading.Lock()
+        self._unfinished = 0  # guarded by the lock
+
+    def _man(self) -> None:
+        self.manned = True
+
+    def post(self, work: Callable[[Posting], None], posting: Posting) -> None:
+        """Have a thread do the work on a posting. Raises RuntimeError when none can be started; it is queued anyway."""
+
+        def counted() -> None:
+            try:
+                work(posting)
+            finally:
+                with self._counting:
+                    self._unfinished -= 1
+
+        with self._counting:
+            self._unfinished += 1
+        self.submit(counted)
+
+    def _adjust_thread_count(self) -> None:  # the executor's own, called by submit
+        if len(self._threads) < self._unfinished:
+            super()._adjust_thread_count()
+
+
 class Relay:
     """The threads between the harness and the server, and what one message comes to.
 
@@ -1654,10 +1689,8 @@ class Relay:
         if os.name != "nt":  # where it is not written by signals
             os.set_blocking(self.wakeup, False)
         self._in_flight = InFlight(self._answers)
-        # Which executors have a worker: none ever ends. Subscriptions last, and would take the workers that calls need.
-        self._manned: set[str] = set()
-        self._workers = ThreadPoolExecutor(WORKERS, "post", self._manned.add, ("post",))
-        self._listeners = ThreadPoolExecutor(WORKERS, "listen", self._manned.add, ("listen",))
+        self._workers = Workers("post")
+        self._listeners = Workers("listen")  # subscriptions last, and would take the workers that calls need
         # The version that initialize settled on. Written by a worker before the answer is queued, so before the harness
         # can send a message that counts on it; read by the reader thread.
         self._negotiated: str | None = None
@@ -1740,12 +1773,12 @@ class Relay:
             canceled = self._in_flight.cancel(message.request)
             if canceled is not None:
                 self._log.debug("call canceled", id=canceled.message.calls[0].text)
-        kind, executor = ("listen", self._listeners) if message.method == LISTEN else ("post", self._workers)
+        workers = self._listeners if message.method == LISTEN else self._workers
         try:
-            executor.submit(self._relay, posting)
+            workers.post(self._relay, posting)
         except RuntimeError as e:
             # It is queued all the same, and the workers there are will come to it. With none, none ever will.
-            if kind not in self._manned:
+            if not workers.manned:
                 self._fail(posting, f"rat cannot relay the message: {e}")
 
     # Workers
