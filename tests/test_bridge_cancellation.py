@@ -275,7 +275,7 @@ def test_what_was_answered_is_canceled_no_more(start_rat: StartRat, fault_server
     rat = start_rat(level="debug")
     rat.call(1)
     rat.send(cancel(1))
-    fault_server.wait_requests(2)
+    rat.wait_record("message", 2)
     rat.call(2)
     assert rat.finish() == (0, [])
     assert rat.records("call canceled") == []
