@@ -510,7 +510,7 @@ class McpClient:
                 if link is not None:
                     return link
             if outcome is None:
-                raise TransportError(late(connection.peer, CONNECT_SECONDS))
+                raise TransportError(late(connection.peer))
             return self._initialized(legacy, outcome, until)
         finally:
             connection.abandon(discover)

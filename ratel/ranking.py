@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from heapq import nlargest, nsmallest
-from typing import Generic, NamedTuple, TypeVar, Union
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, Union
 from urllib.parse import urlsplit
 
 import certifi
@@ -33,6 +33,9 @@ import urllib3.exceptions
 
 import rat
 from ratel.trace import RatelError
+
+if TYPE_CHECKING:
+    from typing import TypeGuard
 
 METHODS = ("bm25", "semantic", "hybrid")
 
@@ -151,22 +154,26 @@ def schema_texts(schema: Mapping[str, object]) -> list[str]:
 
 
 def _collect(schema: object, texts: list[str]) -> None:
-    if isinstance(schema, (list, tuple)):  # items of a tuple, before 2020-12
-        for item in schema:
-            _collect(item, texts)
-    if not isinstance(schema, Mapping):
+    if not _is_mapping(schema):
+        if isinstance(schema, (list, tuple)):  # items of a tuple, before 2020-12
+            for item in schema:
+                _collect(item, texts)
         return
     description, values, properties = schema.get("description"), schema.get("enum"), schema.get("properties")
     if isinstance(description, str):
         texts.append(description)
     if isinstance(values, (list, tuple)):
-        texts.extend(value for value in values if isinstance(value, str))
-    if isinstance(properties, Mapping):
+        texts.extend([value for value in values if isinstance(value, str)])
+    if _is_mapping(properties):
         for key, value in properties.items():
             texts.append(str(key))
             _collect(value, texts)
     if "items" in schema:
         _collect(schema["items"], texts)
+
+
+def _is_mapping(value: object) -> TypeGuard[Mapping[str, object]]:
+    return type(value) is dict or isinstance(value, Mapping)  # what it is but once in a thousand is quickly asked
 
 
 # --- BM25 ----------------------------------------------------------------------------------------------
@@ -468,8 +475,7 @@ class Ranking(Generic[T]):
     def prepare(self, texts: Mapping[str, Sequence[str]]) -> list[Document]:
         """Make the texts of items ready to be taken in, without the lock. Raises EmbeddingError."""
         counts: list[Mapping[str, int]] = [
-            Counter([term for text in of_item for term in terms(text)]) if self.method != "semantic" else {}
-            for of_item in texts.values()
+            Counter(terms("\n".join(of_item))) if self.method != "semantic" else {} for of_item in texts.values()
         ]
         vectors: Sequence[array[float] | None] = [None] * len(texts)
         if self._embedder is not None:

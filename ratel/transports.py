@@ -1124,7 +1124,7 @@ class StdioConnection(Connection):
             for name in ("waiter", "reader", "errors", "writer"):
                 if self._threads[name] is not threading.current_thread():
                     # A process that left the group may hold a pipe for as long as it likes.
-                    self._threads[name].join(4 * GRACE_SECONDS if name == "waiter" else 1.0)
+                    self._threads[name].join(4 * GRACE_SECONDS + 2.0 if name == "waiter" else 1.0)
 
 
 _SIGKILL = getattr(signal, "SIGKILL", signal.SIGTERM)

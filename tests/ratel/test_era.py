@@ -175,7 +175,7 @@ def test_it_is_restarted_only_once(client_of: Clients, tmp_path: Path) -> None:
 def test_connecting_ends_in_time(client_of: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ratel.client, "PROBE_SECONDS", 0.05)
     monkeypatch.setattr(ratel.client, "CONNECT_SECONDS", 0.3)
-    with pytest.raises(TransportError, match=r"did not answer within 0\.3s$"):
+    with pytest.raises(TransportError, match=r"did not answer in time$"):
         client_of(fake_stdio(probe="silent", initialize="silent")).connect()
 
 

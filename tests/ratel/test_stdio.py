@@ -151,8 +151,8 @@ def test_the_next_call_after_a_death_starts_the_server_again(
     assert received.count("server/discover") == (1 if options else 2)
 
 
-def test_a_server_that_closes_its_output_is_lost(client_of: Clients, tmp_path: Path) -> None:
-    program = "import os, sys, time; os.close(1); sys.stdin.read(); time.sleep(0)"
+def test_a_server_that_closes_its_output_is_lost(client_of: Clients) -> None:
+    program = "import os, sys; os.close(1); sys.stdin.read()"
     client = client_of(Stdio(sys.executable, ["-I", "-S", "-c", program]))
     with pytest.raises(TransportError, match=r" closed its output$"):
         client.connect()
@@ -221,7 +221,8 @@ def test_calls_of_several_threads_find_their_answers(client_of: Clients) -> None
     assert wrong == []
 
 
-def test_a_server_that_does_not_read_blocks_nobody(client_of: Clients, tmp_path: Path) -> None:
+def test_a_server_that_does_not_read_blocks_nobody(client_of: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ratel.transports, "GRACE_SECONDS", 0.2)
     answer = json.dumps(
         {"jsonrpc": "2.0", "id": 1, "result": {"supportedVersions": ["2026-07-28"], "capabilities": {}}}
     )
