@@ -1062,7 +1062,7 @@ class StdioConnection(Connection):
             except OSError as e:
                 _log.warning("%s cannot be read: %s", self.peer, rat.system_reason(e))
         # How it ended tells the reason better, and is known a moment later as a rule.
-        if not self._exited.wait(1.0):
+        if not self._exited.wait(0.5):
             self._lose(TransportError(f"{self.peer} closed its output"))
 
     def _read_errors(self) -> None:

@@ -231,6 +231,7 @@ def test_a_server_that_does_not_read_blocks_nobody(client_of: Clients, monkeypat
     client.connect()
     with pytest.raises(TransportError, match=r"did not answer within 0\.1s$"):
         client.call_tool("big", {"text": "x" * 1_000_000}, timeout=0.1)
+    client.close()
 
 
 def test_close_fails_the_calls_in_flight(client_of: Clients) -> None:
