@@ -51,7 +51,7 @@ from urllib3.util.ssltransport import SSLTransport
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Mapping, Sequence
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 __version__ = "1.0.0"
 
@@ -948,14 +948,41 @@ class TlsSocket(ssl.SSLSocket):
 
 
 class _Response(http.client.HTTPResponse):
-    """http.client takes 102 and 103 for final answers, and would leave the real one for the next call to read."""
+    """A response whose head is read here: http.client takes 102 and 103 for final answers, and would leave the real one
+    for the next call to read; and its e-mail parser takes longer than all else that is done for a head."""
 
-    def _read_status(self) -> tuple[str, int, str]:
-        version, status, reason = super()._read_status()  # type: ignore[misc]
-        while status in (102, 103):  # RFC 9110, section 15.2: any number of interim answers
-            http.client.parse_headers(self.fp)
-            version, status, reason = super()._read_status()  # type: ignore[misc]
-        return version, status, reason
+    def begin(self) -> None:
+        """Read the head. Raises what http.client's does."""
+        version, status, reason = self._read_status()  # type: ignore[attr-defined]
+        while status in (100, 102, 103):  # RFC 9110, section 15.2: any number of interim answers
+            self._read_fields()
+            version, status, reason = self._read_status()  # type: ignore[attr-defined]
+        self.code = self.status = status
+        self.reason = reason.strip()
+        self.version = 10 if version == "HTTP/1.0" else 11
+        self.headers = self.msg = self._read_fields()
+        self.chunked = self.headers.get("transfer-encoding", "").lower() == "chunked"
+        self.chunk_left = None
+        # RFC 9112, section 6.3: how long the body is, and so whether the connection outlives it.
+        length = self.headers.get("content-length", "")
+        self.length = int(length) if re.fullmatch("[0-9]+", length) and not self.chunked else None
+        if status in (204, 304) or status < 200:
+            self.length = 0
+        self.will_close = self._check_close() or (self.length is None and not self.chunked)  # type: ignore[attr-defined]
+
+    def _read_fields(self) -> http.client.HTTPMessage:
+        fields = http.client.HTTPMessage()
+        for _ in range(100):  # as many, and as long, as http.client takes
+            line = self.fp.readline(65537)
+            if line in (b"\r\n", b"\n", b""):
+                return fields
+            name, colon, value = line.decode("iso-8859-1").partition(":")
+            if name[:1] in (" ", "\t"):  # the obsolete folding of a field (section 5.2), of none that matters here
+                continue
+            if not colon or len(line) > 65536:
+                raise http.client.HTTPException("malformed field")
+            fields[name] = value.strip()
+        raise http.client.HTTPException("over 100 fields")
 
     def _read_next_chunk_size(self) -> int:
         size: int = super()._read_next_chunk_size()  # type: ignore[misc]
@@ -1060,6 +1087,19 @@ class Connection(urllib3.connection.HTTPSConnection):
                 self._write(self._head)
         finally:
             self._holding, self._head = False, b""
+
+    def putheader(self, header: str | bytes, *values: Any) -> None:  # as typed in http.client
+        """Add a field. Raises ValueError for a value that would end it early.
+
+        Of http.client's checks, each of a pattern, this is the one that matters here.
+        """
+        value = values[0]
+        if not isinstance(header, str) or not isinstance(value, str):
+            super().putheader(header, *values)  # type: ignore[arg-type]
+        elif "\n" in value or "\r" in value:
+            raise ValueError(f"a line break in the value of {header}")
+        else:
+            self._output(f"{header}: {value}".encode("iso-8859-1"))  # type: ignore[attr-defined]
 
     def send(self, data: bytes) -> None:  # type: ignore[override]
         """Send bytes, or hold them when they are the head of a request."""
@@ -1327,7 +1367,7 @@ class Ratd:
         try:
             with exchange.running():
                 response = self.pool.urlopen(
-                    "POST", "/mcp", body, headers, retries=False, redirect=False, assert_same_host=False,
+                    "POST", "/mcp", body, headers, retries=_NO_RETRIES, redirect=False, assert_same_host=False,
                     timeout=seconds, preload_content=False, decode_content=False,
                 )  # fmt: skip
                 try:
@@ -1419,6 +1459,8 @@ class Ratd:
             return f"ratd unreachable at {address}: {system_reason(error)}"
         return str(self.invalid("not an HTTP response"))
 
+
+_NO_RETRIES = urllib3.Retry(False)  # made once: urllib3 would make it of False for each request
 
 # Bytes asked of a body at once: four TLS records.
 _PIECE = 64 * 1024
