@@ -64,14 +64,14 @@ def installed(config: pytest.Config, name: str, command: Callable[[Path], list[s
 @contextlib.contextmanager
 def one_at_a_time(lock: Path) -> Iterator[None]:
     """Keep the other workers of this run waiting; a lock that an interrupted run left is not waited for for ever."""
-    until = time.monotonic() + INSTALLING
     while True:
         try:
             os.close(os.open(lock, os.O_CREAT | os.O_EXCL))
             break
         except FileExistsError:
-            if time.monotonic() > until:
-                lock.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                if time.time() - lock.stat().st_mtime > INSTALLING:
+                    lock.unlink()
             time.sleep(0.1)
     try:
         yield
