@@ -1678,39 +1678,43 @@ def one_line(body: bytes) -> bytes:
     return body
 
 
-class Workers(ThreadPoolExecutor):
+class Workers:
     """Threads for postings, of which no more are started than there were ever postings unfinished at once.
 
-    An executor counts its idle threads, and in some Pythons (3.12.1 was seen to) misses those that another one took
-    an item from: it would grow to its maximum over time.
+    A thread of an executor is given one piece of work, to take postings from a queue for good. An item a posting would
+    leave the number of threads to the executor's count of idle ones, which is wrong in some Pythons (3.12.1 grew to the
+    maximum), and would make a Future of each for nobody.
     """
 
-    def __init__(self, name: str) -> None:
-        super().__init__(WORKERS, name, self._man)
-        self.manned = False  # whether a thread was ever started: none ever ends
+    def __init__(self, name: str, work: Callable[[Posting], None]) -> None:
+        self._executor = ThreadPoolExecutor(WORKERS, name)
+        self._work = work
+        self._postings: queue.SimpleQueue[Posting] = queue.SimpleQueue()
         self._counting = threading.Lock()
-        self._unfinished = 0  # guarded by the lock
+        self._unfinished = 0  # guarded by the lock, as the next
+        self._started = 0
 
-    def _man(self) -> None:
-        self.manned = True
-
-    def post(self, work: Callable[[Posting], None], posting: Posting) -> None:
-        """Have a thread do the work on a posting. Raises RuntimeError when none can be started; it is queued anyway."""
-
-        def counted() -> None:
-            try:
-                work(posting)
-            finally:
-                with self._counting:
-                    self._unfinished -= 1
-
+    def post(self, posting: Posting) -> bool:
+        """Have a thread do the work on a posting; False when there is none and none can be started."""
         with self._counting:
             self._unfinished += 1
-        self.submit(counted)
+            wanting = self._started < min(self._unfinished, WORKERS)
+            self._started += wanting
+        self._postings.put(posting)
+        try:
+            if wanting:
+                self._executor.submit(self._take_postings)
+        except RuntimeError:  # no thread to be had: those there are will come to it
+            with self._counting:
+                self._started -= 1
+                return self._started > 0
+        return True
 
-    def _adjust_thread_count(self) -> None:  # the executor's own, called by submit
-        if len(self._threads) < self._unfinished:
-            super()._adjust_thread_count()
+    def _take_postings(self) -> None:
+        while True:
+            self._work(self._postings.get())
+            with self._counting:
+                self._unfinished -= 1
 
 
 class Relay:
@@ -1731,8 +1735,9 @@ class Relay:
         if os.name != "nt":  # where it is not written by signals
             os.set_blocking(self.wakeup, False)
         self._in_flight = InFlight(self._answers)
-        self._workers = Workers("post")
-        self._listeners = Workers("listen")  # subscriptions last, and would take the workers that calls need
+        self._workers = Workers("post", self._relay)
+        # Subscriptions last, and would take the workers that calls need.
+        self._listeners = Workers("listen", self._relay)
         # The version that initialize settled on. Written by a worker before the answer is queued, so before the harness
         # can send a message that counts on it; read by the reader thread.
         self._negotiated: str | None = None
@@ -1816,12 +1821,8 @@ class Relay:
             if canceled is not None:
                 self._log.debug("call canceled", id=canceled.message.calls[0].text)
         workers = self._listeners if message.method == LISTEN else self._workers
-        try:
-            workers.post(self._relay, posting)
-        except RuntimeError as e:
-            # It is queued all the same, and the workers there are will come to it. With none, none ever will.
-            if not workers.manned:
-                self._fail(posting, f"rat cannot relay the message: {e}")
+        if not workers.post(posting):
+            self._fail(posting, "rat cannot relay the message: can't start new thread")
 
     # Workers
 
