@@ -48,7 +48,8 @@ def test_a_ratd_is_registered_searched_and_called(
         assert isinstance(result, dict)
         assert result["content"][0]["text"] == "two\n"
         assert r.tools.catalog.drain_trace_events()[1]["transport"] == "rat"
-    assert ratd.connections == 1
+        assert ratd.connections == 1
+    assert ratd.wait_until(lambda server: server.connections == 0)
     assert {request.field("Mcp-Method") for request in ratd.requests} == {"server/discover", "tools/list", "tools/call"}
 
 
