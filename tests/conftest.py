@@ -98,7 +98,13 @@ def start_rat(request: pytest.FixtureRequest, client_side: Path) -> Iterator[Sta
         flags = ["--server", address, "--bundle", str(side or client_side)]
         if level is not None:
             flags += ["--log-level", level]
-        harness = Harness([*rat_command(patch), *flags], environment, read_output=read_output, read_errors=read_errors)
+        harness = Harness(
+            [*rat_command(patch), *flags],
+            environment,
+            read_output=read_output,
+            read_errors=read_errors,
+            blocking=blocking,
+        )
         started.append(harness)
         return harness
 

@@ -325,3 +325,39 @@ def test_a_cancellation_ends_no_other_call(start_rat: StartRat, fault_server: Fa
     assert sorted(str(each["id"]) for each in answers) == sorted(map(str, range(0, 20, 2)))
     assert all("result" in each for each in answers)
     assert rat.finish() == (0, [])
+
+
+def test_a_connection_that_was_given_back_is_another_calls(start_rat: StartRat, fault_server: FaultServer) -> None:
+    """A call is answered, and its connection given to the next, before it is settled: canceled just then, it must
+    not end the next one."""
+    released = threading.Event()
+
+    def respond(request: Request) -> Response:
+        if b'"next"' in request.body:
+            assert released.wait(HANG)
+        return answer(request)
+
+    fault_server.respond = respond
+    # The moment is some microseconds long; it lasts here until the cancellation has come.
+    patch = """
+import time
+settle = rat.InFlight.settle
+def slow(self, posting, *args, **kwargs):
+    if posting.message.method == "answered":
+        print("msg=settling", file=sys.stderr, flush=True)
+        while not posting.ended:
+            time.sleep(0.001)
+    return settle(self, posting, *args, **kwargs)
+rat.InFlight.settle = slow
+"""
+    rat = start_rat(patch=patch)
+    rat.send(call(1, "answered"))
+    rat.wait_record("settling")
+    rat.send(call(2, "next"))
+    fault_server.wait_requests(2)
+    assert fault_server.accepted == 1
+    rat.send(cancel(1))
+    fault_server.wait_requests(3)
+    released.set()
+    assert rat.answer() == {"jsonrpc": "2.0", "id": 2, "result": {"method": "next"}}
+    assert rat.finish() == (0, [])

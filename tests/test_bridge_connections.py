@@ -172,7 +172,7 @@ def test_what_a_library_prints_is_no_message(start_rat: StartRat) -> None:
     patch = """
 post = rat.Ratd.post
 def printing(*args):
-    print("stray")
+    print("stray", flush=True)
     return post(*args)
 rat.Ratd.post = printing
 """
