@@ -1560,12 +1560,13 @@ class InFlight:
     def stream(self, posting: Posting, line: bytes | None, answered: Sequence[object] = ()) -> bool:
         """Queue a line of an event stream and extend its time; settles the posting when its last call is answered.
 
-        ``answered`` are the keys of the calls that the line answers. Returns whether the posting is settled.
+        ``answered`` are the keys of calls of it that the line answers. Returns whether the posting is settled.
         """
         with self._lock:
             if posting.ended:
                 return True
-            posting.unanswered = [call for call in posting.unanswered if call.key not in answered]
+            for key in answered:
+                posting.unanswered.remove(next(call for call in posting.unanswered if call.key == key))
             if answered and not posting.unanswered:
                 return self._settle(posting, line, shut=False)
             if line is not None:
@@ -1579,6 +1580,12 @@ class InFlight:
     def settle(self, posting: Posting, line: bytes | None, shut: bool = False) -> bool:
         """Settle a posting and queue its line, if any; False when it was settled before, and nothing is queued."""
         with self._lock:
+            return self._settle(posting, line, shut)
+
+    def fail(self, posting: Posting, text: str, shut: bool = False) -> bool:
+        """Settle a posting with an error for each of its calls that is not answered; False as `settle` has it."""
+        with self._lock:  # a stream may be answering some of a batch at this moment
+            line = None if posting.ended else failure_line(posting.unanswered, posting.message.batch, text)
             return self._settle(posting, line, shut)
 
     def _settle(self, posting: Posting, line: bytes | None, shut: bool) -> bool:  # with the lock held
@@ -1877,20 +1884,24 @@ class Relay:
             return self._in_flight.stream(posting, None)
         try:
             value = parse_json(data)
-            messages = value if isinstance(value, list) else [value]
-            answered = []
-            for message in messages:
+            awaited = [call.key for call in posting.unanswered]
+            responses = []
+            for message in value if isinstance(value, list) and value else [value]:
                 if not isinstance(message, dict):
                     raise ValueError("no JSON-RPC message")
-                if "method" not in message:
-                    answered.append(_answers(message))
-                    if answered[-1] not in [call.key for call in posting.unanswered]:
-                        raise ValueError("no response to the call")
-                    self._learn(posting.message, message)
+                if _text(message.get("method")) is not None and not {"result", "error"} & message.keys():
+                    continue
+                key = _answers(message)
+                if key not in awaited:
+                    raise ValueError("no response to the call")
+                awaited.remove(key)
+                responses.append((key, message))
         except ValueError as e:
             self._log.warn("event passed over", **_labels(posting.message), error=e)
             return False
-        return self._in_flight.stream(posting, one_line(data), answered)
+        for _, message in responses:
+            self._learn(posting.message, message)
+        return self._in_flight.stream(posting, one_line(data), [key for key, _ in responses])
 
     def _learn(self, message: Message, response: Mapping[str, object]) -> None:
         """Keep what later requests need of a response: the version settled on, the annotations of tools."""
@@ -1929,7 +1940,7 @@ class Relay:
             self._fail(posting, self._ratd.late(posting.stage, STREAM_SECONDS if over else posting.seconds), shut=True)
 
     def _fail(self, posting: Posting, text: str, shut: bool = False) -> None:
-        if self._in_flight.settle(posting, failure_line(posting.unanswered, posting.message.batch, text), shut):
+        if self._in_flight.fail(posting, text, shut):
             self._log.warn("relay failed", **_labels(posting.message), error=text)
 
     # Writer thread
