@@ -1509,7 +1509,13 @@ class Posting(Exchange):
         self.seconds = REQUEST_SECONDS + message.wait
         self.started = 0.0  # by the monotonic clock, as its deadline; set when a worker takes it
         self.due = 0.0
-        self.unanswered = list(message.calls)
+        self.unanswered = list(message.calls)  # guarded by the lock; changed by the worker alone
+
+    @property
+    def allowed(self) -> float:
+        """Seconds that it had when it is late: of silence, or in all."""
+        # As `InFlight.stream` adds them up: taking the start off again would lose a little.
+        return STREAM_SECONDS if self.due == self.started + STREAM_SECONDS else self.seconds
 
 
 class InFlight:
@@ -1936,8 +1942,7 @@ class Relay:
             if posting is None:
                 return
             # Written here, not by its worker: one that is stuck in name resolution would never write it.
-            over = posting.due - posting.started >= STREAM_SECONDS
-            self._fail(posting, self._ratd.late(posting.stage, STREAM_SECONDS if over else posting.seconds), shut=True)
+            self._fail(posting, self._ratd.late(posting.stage, posting.allowed), shut=True)
 
     def _fail(self, posting: Posting, text: str, shut: bool = False) -> None:
         if self._in_flight.fail(posting, text, shut):
