@@ -1224,10 +1224,10 @@ def pool_manager(address: Address, side: Side, proxy: Proxy | None = None) -> ur
     """
     context = tls_context(side)
     context.sslsocket_class = TlsSocket
-    # A connection for every worker; past that none is kept. Small writes must not wait for acknowledgements of others,
-    # which urllib3 forgets on the way through a proxy.
+    # A connection for every worker, of calls and of subscriptions; past that none is kept. Small writes must not wait
+    # for acknowledgements of others, which urllib3 forgets on the way through a proxy.
     options = {
-        "maxsize": WORKERS,
+        "maxsize": 2 * WORKERS,
         "retries": False,
         "ssl_context": context,
         "assert_hostname": False,
@@ -1546,6 +1546,11 @@ class InFlight:
                 self._calls.setdefault(posting.message.calls[0].key, []).append(posting)
             return True
 
+    def listening(self) -> int:
+        """How many subscriptions are registered."""
+        with self._lock:
+            return sum(posting.message.method == LISTEN for posting in self._postings)
+
     def start(self, posting: Posting) -> bool:
         """Start the time of a posting that a worker takes; False when it is settled already."""
         with self._lock:
@@ -1828,6 +1833,9 @@ class Relay:
             line, message._replace(arguments=None), request_headers(message, self._negotiated, self._learned)
         )
         if not self._in_flight.add(posting):
+            return
+        if message.method == LISTEN and self._in_flight.listening() > WORKERS:  # it would wait, and never be late
+            self._fail(posting, f"rat cannot relay the message: {WORKERS} subscriptions are open, end one first")
             return
         if message.method == "notifications/cancelled" and message.request is not None and not message.calls:
             canceled = self._in_flight.cancel(message.request)
