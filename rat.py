@@ -917,11 +917,12 @@ class Exchange:
             if self.connection is not None:
                 self.connection.raw = raw
 
-    def unbind(self) -> None:
-        """Let the operations of the socket take any time: a stream may be silent, and its deadline is elsewhere."""
+    def bind(self, seconds: float | None) -> None:
+        """Let each operation of the socket take so many seconds, or any time: a stream may be silent, and its deadline
+        is elsewhere."""
         with self.lock:
             if self.connection is not None and self.connection.raw is not None:
-                self.connection.raw.settimeout(None)
+                self.connection.raw.settimeout(seconds)
 
     def check_in(self) -> None:
         """Disown the connection, which goes back to the pool."""
@@ -1378,7 +1379,7 @@ class Ratd:
                         raise self.invalid(f"HTTP {answer.status}, which nobody asked for")
                     stream = EventStream() if answer.streamed else None
                     if stream is not None:
-                        exchange.unbind()
+                        exchange.bind(None)
                         yield answer
                     pieces = []
                     # By read1: a read(n) of a malformed chunked body can take far more than n.
@@ -1393,6 +1394,15 @@ class Ratd:
                             raise TooLarge
                     if stream is None:
                         yield answer._replace(body=b"".join(pieces))
+                except GeneratorExit:
+                    # The response was in the stream, whose end follows it as a rule: read, it leaves a connection that
+                    # can be used again.
+                    exchange.bind(0.1)
+                    with contextlib.suppress(OSError, http.client.HTTPException, urllib3.exceptions.HTTPError):
+                        for _ in range(8):
+                            if not response.read1(_PIECE):
+                                break
+                    raise
                 finally:
                     if not response.closed:
                         response.close()  # not read to its end: neither is the connection of use to anyone
