@@ -69,6 +69,9 @@ STREAM_SECONDS = 600
 # ratd closes a connection idle for 120 s; one about to be closed must not be given a request.
 IDLE_SECONDS = 90
 
+# Bytes of a stream that may be queued before what a harness reads: what it does not read waits in the network.
+AHEAD = 1024 * 1024
+
 # Threads, and so connections, at most. A harness with more calls at once has the others wait.
 WORKERS = 256
 
@@ -1535,7 +1538,7 @@ class InFlight:
     of its calls would end the others.
     """
 
-    def __init__(self, answers: queue.SimpleQueue[bytes | None]) -> None:
+    def __init__(self, answers: queue.SimpleQueue[bytes | threading.Event | None]) -> None:
         self._answers = answers
         self._lock = Exchange.lock
         self._changed = threading.Condition(self._lock)
@@ -1757,7 +1760,8 @@ class Relay:
         self._log = log
         self._source = source
         self._sink = sink
-        self._answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        # Whole lines, events that tell how far they are written, and None at the end.
+        self._answers: queue.SimpleQueue[bytes | threading.Event | None] = queue.SimpleQueue()
         self._stops: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
         self._awake, self.wakeup = os.pipe()  # what `run` waits for, and where signals are to be written
         if os.name != "nt":  # where it is not written by signals
@@ -1859,6 +1863,7 @@ class Relay:
 
     def _relay(self, posting: Posting) -> None:
         status: int | None = None
+        ahead = 0
         try:
             if not self._in_flight.start(posting):
                 return
@@ -1871,6 +1876,10 @@ class Relay:
                     if answer.streamed:
                         if self._take_event(posting, answer.body):
                             break
+                        ahead += len(answer.body)
+                        if ahead > AHEAD:
+                            self._await_harness(posting)
+                            ahead = 0
                     else:
                         self._in_flight.settle(posting, self._line(posting.message, answer))
             if not posting.ended:
@@ -1927,6 +1936,13 @@ class Relay:
             self._learn(posting.message, message)
         return self._in_flight.stream(posting, one_line(data), [key for key, _ in responses])
 
+    def _await_harness(self, posting: Posting) -> None:
+        """Wait until all that is queued by now is written, or the posting is settled."""
+        written = threading.Event()
+        self._answers.put(written)
+        while not written.wait(1) and not posting.ended:
+            self._in_flight.stream(posting, None)  # the time that a harness takes is not the server's
+
     def _learn(self, message: Message, response: Mapping[str, object]) -> None:
         """Keep what later requests need of a response: the version settled on, the annotations of tools."""
         result, error = response.get("result"), response.get("error")
@@ -1971,6 +1987,9 @@ class Relay:
     def _write(self) -> None:
         try:
             while (line := self._answers.get()) is not None:
+                if isinstance(line, threading.Event):
+                    line.set()
+                    continue
                 # A large line is not copied for the sake of its end; there is no other writer.
                 for data in (line + b"\n",) if len(line) < _PIECE else (line, b"\n"):
                     view = memoryview(data)
