@@ -35,6 +35,7 @@ import shlex
 import signal
 import socket
 import ssl
+import struct
 import sys
 import threading
 import time
@@ -875,7 +876,7 @@ class Exchange:
     def __init__(self) -> None:
         self.ended = False
         self.connection: Connection | None = None
-        self.stage = "queued"  # the worker's own: "proxy", "connect", "handshake" or "request"
+        self.stage = "queued"  # set by the worker: "proxy", "connect", "handshake", "request" or "answer"
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -900,8 +901,12 @@ class Exchange:
         first = not self.ended
         self.ended = True
         if shut and first and self.connection is not None and self.connection.raw is not None:
-            # Not raw.shutdown(): that of an SSLSocket also drops its TLS object, under a worker that is reading.
             with contextlib.suppress(OSError):
+                if self.stage == "answer":
+                    # What is shut tells a server nothing that is blocked in writing, and neither does a close of what
+                    # was read to the last byte: a reset does.
+                    self.connection.raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                # Not raw.shutdown(): that of an SSLSocket also drops its TLS object, under a worker that is reading.
                 socket.socket.shutdown(self.connection.raw, socket.SHUT_RDWR)
         return first
 
@@ -931,6 +936,9 @@ class Exchange:
         """Disown the connection, which goes back to the pool."""
         with self.lock:
             self.connection = None
+
+
+_RESET = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)  # struct linger: on, for no time
 
 
 class _Worker(threading.local):
@@ -1374,6 +1382,7 @@ class Ratd:
                     "POST", "/mcp", body, headers, retries=_NO_RETRIES, redirect=False, assert_same_host=False,
                     timeout=seconds, preload_content=False, decode_content=False,
                 )  # fmt: skip
+                exchange.stage = "answer"
                 try:
                     expected = response.headers.get("Content-Length")
                     media_type = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
