@@ -2151,7 +2151,17 @@ def main(arguments: list[str] | None = None) -> int:
 def version_text() -> str:
     """What --version prints: the versions of everything that takes part in a connection."""
     library = urllib3.__version__  # type: ignore[attr-defined]
-    return f"rat {__version__} (Python {platform.python_version()}, {ssl.OPENSSL_VERSION}, urllib3 {library})"
+    return f"rat {__version__} ({_form()}, Python {platform.python_version()}, {ssl.OPENSSL_VERSION}, urllib3 {library})"
+
+
+def _form() -> str:
+    """How this rat was delivered: "frozen", "zipapp", "installed", or "source" for a checkout."""
+    if getattr(sys, "frozen", False):
+        return "frozen"
+    if __loader__.__class__.__name__ == "zipimporter":  # type: ignore[name-defined]
+        return "zipapp"
+    here = os.path.dirname(os.path.abspath(__file__))
+    return "installed" if os.path.isdir(os.path.join(here, "rat_schemas")) else "source"
 
 
 def _own_standard_streams() -> None:
