@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import collections
 import contextlib
 import errno
 import gc
@@ -1721,40 +1722,46 @@ def one_line(body: bytes) -> bytes:
 class Workers:
     """Threads for postings, of which no more are started than there were ever postings unfinished at once.
 
-    A thread of an executor is given one piece of work, to take postings from a queue for good. An item a posting would
-    leave the number of threads to the executor's count of idle ones, which is wrong in some Pythons (3.12.1 grew to the
-    maximum), and would make a Future of each for nobody.
+    A thread of an executor is given one piece of work, to take postings for good; the one that was idle last gets the
+    next: its memory is warm. An item a posting would leave the number of threads to the executor's count of idle ones,
+    which is wrong in some Pythons (3.12.1 grew to the maximum), and make a Future of each for nobody; and in a queue
+    that idle threads share, each item wakes one of them too many.
     """
 
     def __init__(self, name: str, work: Callable[[Posting], None]) -> None:
         self._executor = ThreadPoolExecutor(WORKERS, name)
         self._work = work
-        self._postings: queue.SimpleQueue[Posting] = queue.SimpleQueue()
-        self._counting = threading.Lock()
-        self._unfinished = 0  # guarded by the lock, as the next
+        self._lock = threading.Lock()  # guards all below
+        self._idle: list[queue.SimpleQueue[Posting]] = []  # what each idle thread waits for
+        self._waiting: collections.deque[Posting] = collections.deque()  # for a thread
         self._started = 0
 
     def post(self, posting: Posting) -> bool:
         """Have a thread do the work on a posting; False when there is none and none can be started."""
-        with self._counting:
-            self._unfinished += 1
-            wanting = self._started < min(self._unfinished, WORKERS)
-            self._started += wanting
-        self._postings.put(posting)
+        with self._lock:
+            if self._idle:
+                self._idle.pop().put(posting)
+                return True
+            self._waiting.append(posting)
+            if self._started == WORKERS:
+                return True
+            self._started += 1
         try:
-            if wanting:
-                self._executor.submit(self._take_postings)
+            self._executor.submit(self._take_postings)
         except RuntimeError:  # no thread to be had: those there are will come to it
-            with self._counting:
+            with self._lock:
                 self._started -= 1
                 return self._started > 0
         return True
 
     def _take_postings(self) -> None:
+        own: queue.SimpleQueue[Posting] = queue.SimpleQueue()
         while True:
-            self._work(self._postings.get())
-            with self._counting:
-                self._unfinished -= 1
+            with self._lock:
+                posting = self._waiting.popleft() if self._waiting else None
+                if posting is None:
+                    self._idle.append(own)
+            self._work(posting or own.get())
 
 
 class Relay:
