@@ -139,6 +139,20 @@ class FlagParser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}. See {self.prog} --help.\n")
 
 
+class PrintVersion(argparse.Action):
+    """Prints `version_text` on one line, which argparse's own action would break to fit a terminal, and exits."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        print(version_text(), flush=True)
+        parser.exit()
+
+
 class _Once(argparse.Action):
     """Stores a flag's value and refuses the flag given twice: which of the two counts would be a guess."""
 
@@ -2116,7 +2130,7 @@ def main(arguments: list[str] | None = None) -> int:
         epilog="example: rat --server ratd.example:7433 --bundle ~/bundle/clients/work",
     )
     add_flags(parser)
-    parser.add_argument("--version", action="version", version=version_text(), help="print the version and exit")
+    parser.add_argument("--version", action=PrintVersion, nargs=0, help="print the version and exit")
     flags = parser.parse_args(arguments)
     try:
         proxy = environment_proxy(flags.server)
