@@ -93,19 +93,24 @@ class Report:
 
 
 def rat_command() -> list[str]:
-    """The command of rat, in absolute paths: the one beside this one, else this interpreter with rat.py.
+    """The command of rat, in absolute paths: the one beside this one, else this interpreter with rat.py or rat.pyz.
 
     Beside, when this is an installed or a frozen program, since that is the rat a person means; a source tree, or a
-    ``python -m``, has none, and the module imported here is the one.
+    ``python -m``, has none, and the module imported here is the one. Raises Failed for a frozen one that stands alone:
+    there is no interpreter then.
     """
-    started = os.path.abspath(sys.executable if getattr(sys, "frozen", False) else sys.argv[0])
+    frozen = getattr(sys, "frozen", False)
+    started = os.path.abspath(sys.executable if frozen else sys.argv[0])
     name, extension = os.path.splitext(os.path.basename(started))
-    if name == "rat-tool":
+    if frozen or name == "rat-tool":
         for beside in (f"rat{extension}", "rat.exe"):
             path = os.path.join(os.path.dirname(started), beside)
             if os.path.isfile(path):
                 return [path]
-    return [sys.executable, os.path.abspath(rat.__file__)]
+    if frozen:
+        raise Failed(f"there is no rat beside {started}: put it there")
+    archive = getattr(rat.__loader__, "archive", None)  # of the importer of zips
+    return [sys.executable, os.path.abspath(archive if isinstance(archive, str) else rat.__file__)]
 
 
 # --- bundle generate ----------------------------------------------------------------------------------
@@ -1069,7 +1074,7 @@ def _parser() -> rat.FlagParser:
         description="Issue and inspect bundles, find out why a server cannot be reached, configure harnesses.",
         epilog="example: rat-tool demo",
     )
-    parser.add_argument("--version", action="version", version=rat.version_text(), help="print the version and exit")
+    parser.add_argument("--version", action=rat.PrintVersion, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
     def command(
