@@ -110,7 +110,9 @@ def test_version_tells_all_that_takes_part_in_a_connection() -> None:
     status, output, errors = run_rat(["--version"])
     assert status == 0
     assert re.fullmatch(
-        rf"rat {re.escape(rat.__version__)} \(Python 3\.\d+\.\S+, \S+SSL [^,]+, urllib3 [\d.]+\)\s", output
+        rf"rat {re.escape(rat.__version__)} \((source|installed|zipapp|frozen), "
+        r"Python 3\.\d+\.\S+, \S+SSL [^,]+, urllib3 [\d.]+\)\n",
+        output,
     )
     assert errors == ""
 
