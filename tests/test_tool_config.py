@@ -296,3 +296,11 @@ def test_the_rat_beside_an_installed_program_is_the_one(
     else:
         monkeypatch.setattr(sys, "argv", [str(tmp_path / started)])
     assert rat_tool.rat_command() == ([str(tmp_path / str(beside))] if found else [sys.executable, RAT])
+
+
+def test_a_frozen_program_that_stands_alone_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "rat-tool"))
+    with pytest.raises(rat_tool.Failed) as failed:
+        rat_tool.rat_command()
+    assert str(failed.value) == f"there is no rat beside {tmp_path}/rat-tool: put it there"
