@@ -2172,7 +2172,8 @@ def main(arguments: list[str] | None = None) -> int:
 def version_text() -> str:
     """What --version prints: the versions of everything that takes part in a connection."""
     library = urllib3.__version__  # type: ignore[attr-defined]
-    return f"rat {__version__} ({_form()}, Python {platform.python_version()}, {ssl.OPENSSL_VERSION}, urllib3 {library})"
+    python = platform.python_version()
+    return f"rat {__version__} ({_form()}, Python {python}, {ssl.OPENSSL_VERSION}, urllib3 {library})"
 
 
 def _form() -> str:
