@@ -1701,7 +1701,7 @@ def read_lines(descriptor: int) -> Iterator[bytes | None]:
     """
     pending: list[bytes] = []
     size = 0  # of what is pending; -1 while a line over the limit is drained
-    while chunk := os.read(descriptor, 256 * 1024):
+    while chunk := os.read(descriptor, _PIECE):  # what a pipe holds; more would be mapped and unmapped for each read
         *ended, rest = chunk.split(b"\n")
         for piece in ended:
             if size >= 0:
