@@ -1419,8 +1419,6 @@ class Ratd:
                             pieces.append(piece)
                         else:
                             raise TooLarge
-                    if stream is None:
-                        yield answer._replace(body=b"".join(pieces))
                 except GeneratorExit:
                     # The response was in the stream, whose end follows it as a rule: read, it leaves a connection that
                     # can be used again.
@@ -1434,6 +1432,8 @@ class Ratd:
                     if not response.closed:
                         response.close()  # not read to its end: neither is the connection of use to anyone
                     response.release_conn()
+            if stream is None:  # last, so that what queues it has nothing left to do but wait for the next
+                yield answer._replace(body=b"".join(pieces))
         except TooLarge:
             raise self.invalid("over 16 MiB") from None
         except (OSError, http.client.HTTPException, urllib3.exceptions.HTTPError) as e:
