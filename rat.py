@@ -1765,6 +1765,8 @@ class Workers:
         except RuntimeError:  # no thread to be had: those there are will come to it
             with self._lock:
                 self._started -= 1
+                if not self._started:
+                    self._waiting.clear()
                 return self._started > 0
         return True
 
