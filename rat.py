@@ -1001,7 +1001,9 @@ class _Response(http.client.HTTPResponse):
         fields = http.client.HTTPMessage()
         for _ in range(100):  # as many, and as long, as http.client takes
             line = self.fp.readline(65537)
-            if line in (b"\r\n", b"\n", b""):
+            if not line.endswith(b"\n") and len(line) <= 65536:  # it ends amid the head
+                raise http.client.RemoteDisconnected
+            if line in (b"\r\n", b"\n"):
                 return fields
             name, colon, value = line.decode("iso-8859-1").partition(":")
             if name[:1] in (" ", "\t"):  # the obsolete folding of a field (section 5.2), of none that matters here
@@ -1433,7 +1435,9 @@ class Ratd:
                         response.close()  # not read to its end: neither is the connection of use to anyone
                     response.release_conn()
             if stream is None:  # last, so that what queues it has nothing left to do but wait for the next
-                yield answer._replace(body=b"".join(pieces))
+                answer = answer._replace(body=b"".join(pieces))
+                pieces.clear()  # a large answer is held once
+                yield answer
         except TooLarge:
             raise self.invalid("over 16 MiB") from None
         except (OSError, http.client.HTTPException, urllib3.exceptions.HTTPError) as e:
