@@ -206,7 +206,6 @@ def test_nothing_grows_and_nobody_gets_anothers_answer(start_rat: StartRat, faul
     fault_server.respond = respond
     rat = start_rat()
     before: Use | None = None
-    after: Use | None = None
     calls = cancellations = 0
     for number in range(100):
         waits = [f"w{number}-{each}" for each in range(5)]
@@ -230,8 +229,9 @@ def test_nothing_grows_and_nobody_gets_anothers_answer(start_rat: StartRat, faul
     assert (calls, cancellations) == (2000, 500)
     if before is not None:
         after = Use(rat.process.pid)
-        assert after.descriptors <= before.descriptors + 10
-        assert after.threads <= before.threads + 10
-        assert after.kilobytes <= before.kilobytes + 8 * 1024
+        # As many as there are calls at once, thirty or somewhat more on a slow machine: not one a call.
+        assert after.descriptors < 100
+        assert after.threads < 100
+        assert after.kilobytes < before.kilobytes + 8 * 1024
     assert rat.finish() == (0, [])
     assert not [line for line in rat.log if "WARN" in line]
