@@ -1002,7 +1002,7 @@ class _Response(http.client.HTTPResponse):
         for _ in range(100):  # as many, and as long, as http.client takes
             line = self.fp.readline(65537)
             if not line.endswith(b"\n") and len(line) <= 65536:  # it ends amid the head
-                raise http.client.RemoteDisconnected
+                raise http.client.RemoteDisconnected("amid the head")
             if line in (b"\r\n", b"\n"):
                 return fields
             name, colon, value = line.decode("iso-8859-1").partition(":")
