@@ -94,10 +94,9 @@ def _one_line(text: str) -> str:
     return (cut[:gap] if gap > LINE_LIMIT // 2 else cut).rstrip() + "…"
 
 
-def _server_of(tool_id: str) -> str | None:
-    """The server that a tool is of, None for one of no server."""
-    name, separator, _ = tool_id.partition("__")
-    return name if separator and name else None
+def _server_of(tool_id: str) -> str:
+    """The server that a tool is of, by its id; a tool of no server is a server of itself."""
+    return tool_id.partition("__")[0] or tool_id
 
 
 def _failed(error: str, **more: object) -> dict[str, object]:
@@ -174,7 +173,7 @@ def _groups(hits: Iterable[tuple[Tool, float]], servers: Mapping[str, UpstreamSe
     """Hits by server, a group where its first hit is."""
     groups: dict[str, list[dict[str, object]]] = {}
     for tool, score in hits:
-        groups.setdefault(_server_of(tool.id) or tool.id, []).append(
+        groups.setdefault(_server_of(tool.id), []).append(
             {"toolId": tool.id, "score": score, "description": tool.description, "inputSchema": tool.input_schema}
         )
     return [{"server": _server(name, servers.get(name)), "hits": of_server} for name, of_server in groups.items()]
@@ -286,7 +285,7 @@ def _is_unauthorized(error: BaseException | None) -> bool:
 
 
 def _needs_auth(tool_id: str) -> dict[str, object]:
-    upstream = _server_of(tool_id) or tool_id
+    upstream = _server_of(tool_id)
     hint = f"{upstream} asks for credentials, which you cannot give: tell the user to authorize {upstream} again"
     return _failed("needs_auth", upstream=upstream, hint=hint)
 
@@ -367,6 +366,7 @@ class Ratel:
 
     def close(self) -> None:
         """Close the connections of all servers registered, as `ToolCatalog.close` does."""
+        self.skills.close()
         self.tools.catalog.close()
 
     def __enter__(self) -> Ratel:

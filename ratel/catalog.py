@@ -261,7 +261,8 @@ class ToolCatalog:
         return self.trace.drain()
 
     def close(self) -> None:
-        """Close the connections of all servers. Their tools stay listed, and say so when called.
+        """Close the connections of all servers, and to an embedding endpoint. Their tools stay listed, and say so
+        when called.
 
         Closing again does nothing. Raises what closing one of them raised, when all were closed.
         """
@@ -269,6 +270,7 @@ class ToolCatalog:
             self._closed = True
             handles = list(self._handles.values())
             self._handles.clear()
+        self._ranking.close()
         with contextlib.ExitStack() as stack:
             for handle in handles:
                 stack.callback(handle.close)
@@ -327,6 +329,10 @@ class SkillCatalog:
             removed = [one for one in dict.fromkeys(skill_ids) if self._ranking.get(one) is not None]
             self._ranking.change(removed, ())
         _record_churn(self.trace, "skills", [], removed)
+
+    def close(self) -> None:
+        """Close the connections to an embedding endpoint. One that is needed afterwards is opened again."""
+        self._ranking.close()
 
     def get(self, skill_id: str) -> Skill | None:
         """The skill of an id."""

@@ -8,6 +8,7 @@ search. An array library would search as fast, but could not take in one text, a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import operator
@@ -283,10 +284,12 @@ class Embedder:
         """Take a callable, or ``{"url", "model", "api_key_env"?}``. Raises ValueError for anything else."""
         if callable(embedding):
             self._call: Callable[[list[str]], Vectors] = embedding
+            self.close: Callable[[], None] = lambda: None
             self.name = "the embedding function"
         elif isinstance(embedding, Mapping):
             endpoint = EmbeddingEndpoint(embedding)
             self._call = endpoint.embed
+            self.close = endpoint.close
             self.name = endpoint.name
         else:
             raise ValueError(
@@ -294,7 +297,14 @@ class Embedder:
             )
 
     def embed(self, texts: Sequence[str]) -> list[array[float]]:
-        """The vectors of texts, all of one dimension. Raises EmbeddingError."""
+        """The vectors of texts, all of one dimension. Raises EmbeddingError, which leaves no connection open."""
+        try:
+            return self._embed(texts)
+        except EmbeddingError:
+            self.close()
+            raise
+
+    def _embed(self, texts: Sequence[str]) -> list[array[float]]:
         vectors: list[array[float]] = []
         for start in range(0, len(texts), BATCH):
             batch = texts[start : start + BATCH]
@@ -387,10 +397,21 @@ class EmbeddingEndpoint:
         # Embedding twice does no harm: a request on a connection that the server gave up is sent anew, once.
         retries = urllib3.Retry(1, connect=0, other=0, status=0, allowed_methods=None)
         try:
-            response = self._http.request("POST", self._url, body=body, headers=fields, retries=retries, redirect=False)
+            while True:
+                with contextlib.suppress(urllib3.exceptions.ClosedPoolError):  # by another thread, in this moment
+                    response = self._http.request(
+                        "POST", self._url, body=body, headers=fields, retries=retries, redirect=False
+                    )
+                    break
         except urllib3.exceptions.HTTPError as e:
             raise EmbeddingError(f"{self.name} {_failure(e)}") from e
         return self._read(response.status, response.data, len(texts))
+
+    def close(self) -> None:
+        """Close the connections that are idle. The next use opens another."""
+        pool = self._http.connection_from_url(self._url)
+        self._http.clear()
+        pool.close()  # clear() leaves that to the garbage collector
 
     def _read(self, status: int, content: bytes, count: int) -> Vectors:
         if status != 200:
@@ -471,6 +492,11 @@ class Ranking(Generic[T]):
         self._entries: dict[str, Entry[T]] = {}
         self._index = TermIndex()
         self._at: dict[int, Entry[T]] = {}  # by slot
+
+    def close(self) -> None:
+        """Close the connections to an embedding endpoint. The next use opens another."""
+        if self._embedder is not None:
+            self._embedder.close()
 
     def prepare(self, texts: Mapping[str, Sequence[str]]) -> list[Document]:
         """Make the texts of items ready to be taken in, without the lock. Raises EmbeddingError."""

@@ -212,7 +212,7 @@ STEP = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(STEP, max_size=14))
 def test_scores_are_those_of_the_naive_sum_whatever_was_registered_and_removed(steps: list[tuple[str, object]]) -> None:
     corpus: dict[str, list[str]] = {}
@@ -233,7 +233,7 @@ def test_scores_are_those_of_the_naive_sum_whatever_was_registered_and_removed(s
             is_best_of(of_texts.search(query, most), naive(corpus, terms(query)), most)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(WORD, min_size=1, max_size=12).map(" ".join), min_size=1, max_size=30),
     st.lists(WORD, min_size=1, max_size=6).map(" ".join),
@@ -567,11 +567,24 @@ class Endpoint:
         self.status = 200
         self.headers: dict[str, str] = {}
         self.lose = 0  # connections to close instead of answering, but for their first request
+        self.changed = threading.Condition()  # guards what follows
+        self.open = 0  # connections
         endpoint = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
             served = 0
+
+            def setup(self) -> None:
+                super().setup()
+                with endpoint.changed:
+                    endpoint.open += 1
+
+            def finish(self) -> None:
+                super().finish()
+                with endpoint.changed:
+                    endpoint.open -= 1
+                    endpoint.changed.notify_all()
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -602,6 +615,11 @@ class Endpoint:
         self.server = Server(("127.0.0.1", 0), Handler)
         self.place = f"127.0.0.1:{self.server.server_address[1]}"
         self.name = f"the embedding endpoint http://{self.place}/v1/embeddings"
+
+    def is_left(self) -> bool:
+        """Whether no connection is open any more, which may take a moment."""
+        with self.changed:
+            return self.changed.wait_for(lambda: self.open == 0, 30)
 
     def spec(self, **more: str) -> dict[str, str]:
         return {"url": f"http://{self.place}/v1/embeddings", "model": "compass", **more}
@@ -667,6 +685,37 @@ def test_a_connection_that_the_endpoint_gave_up_is_replaced(endpoint: Endpoint) 
     assert endpoint.lose == 0
 
 
+def test_connections_are_kept_until_it_is_closed_and_opened_again_after(endpoint: Endpoint) -> None:
+    of_texts = ranked({"a": "north"}, "semantic", endpoint.spec())
+    for _ in range(3):
+        of_texts.search("north", 5)
+    assert endpoint.open == 1
+    of_texts.close()
+    assert endpoint.is_left()
+    assert len(of_texts.search("north", 5)) == 1
+    of_texts.close()
+    assert endpoint.is_left()
+    ranked({"a": "north"}, "semantic", by_table).close()
+
+
+def test_closing_disturbs_no_search_of_another_thread(endpoint: Endpoint) -> None:
+    of_texts = ranked({"a": "north"}, "semantic", endpoint.spec())
+    over = threading.Event()
+
+    def close() -> None:
+        while not over.is_set():
+            of_texts.close()
+
+    closing = threading.Thread(target=close)
+    closing.start()
+    try:
+        for _ in range(25):
+            assert len(of_texts.search("north", 5)) == 1
+    finally:
+        over.set()
+        closing.join(60)
+
+
 def test_a_key_that_is_not_in_the_environment_is_told(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COMPASS_KEY", raising=False)
     with pytest.raises(EmbeddingError) as raised:
@@ -719,6 +768,7 @@ def test_an_endpoint_that_answers_otherwise_is_told_and_nothing_is_registered(
         register(of_texts, {"a": "north", "b": "south"})
     assert str(raised.value) == f"{endpoint.name} {said}"
     assert of_texts.identifiers() == []
+    assert endpoint.is_left()
 
 
 def test_a_redirect_is_not_followed_with_the_key(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
