@@ -53,14 +53,16 @@ def write_zip(path: Path, members: list[Member], epoch: int, shebang: bytes = b"
 
 def write_tar(path: Path, members: list[Member], epoch: int) -> None:
     """Write a .tar.gz, in the order of names, dated ``epoch`` (seconds, UTC), owned by root."""
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for member in sorted(members):
+            entry = tarfile.TarInfo(member.name)
+            entry.size = len(member.content)
+            entry.mtime = epoch
+            entry.mode = 0o755 if member.program else 0o644
+            archive.addfile(entry, io.BytesIO(member.content))
     with path.open("wb") as file, gzip.GzipFile("", "wb", 9, file, epoch) as packed:
-        with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive:
-            for member in sorted(members):
-                entry = tarfile.TarInfo(member.name)
-                entry.size = len(member.content)
-                entry.mtime = epoch
-                entry.mode = 0o755 if member.program else 0o644
-                archive.addfile(entry, io.BytesIO(member.content))
+        packed.write(whole.getvalue())
 
 
 def sums(members: list[Member]) -> bytes:

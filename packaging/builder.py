@@ -225,11 +225,7 @@ def interpreters() -> dict[str, str]:
 
 def build_wheel(source: Source, python: Path, output: Path) -> Path:
     """The wheel and the sdist. Returns the wheel."""
-    run(
-        *(python, "-m", "hatchling", "build", "-d", output),
-        cwd=source.tree,
-        SOURCE_DATE_EPOCH=str(source.epoch),
-    )
+    run(*(python, "-m", "hatchling", "build", "-d", output), cwd=source.tree, SOURCE_DATE_EPOCH=str(source.epoch))
     return output / f"rat_mcp-{source.version}-py3-none-any.whl"
 
 
@@ -273,8 +269,12 @@ def build_zipapp(source: Source, work: Path, wheel: Path, wheels: Wheels, output
         shutil.copytree(of_it / "urllib3", sources / "urllib3")
         bytecode = HERE / "zipapp" / "bytecode.py"
         # The order of what is hashed goes into bytecode; columns of the source, a fifth of it, need not.
-        settings = {"PYTHONHASHSEED": "0", "PYTHONNODEBUGRANGES": "1", "PYTHONPATH": ""}
-        run(interpreter, "-S", "-s", bytecode, sources, compiled, **settings)
+        run(
+            *(interpreter, "-S", "-s", bytecode, sources, compiled),
+            PYTHONHASHSEED="0",
+            PYTHONNODEBUGRANGES="1",
+            PYTHONPATH="",
+        )
         members += read_tree(compiled, f"{tag}/")
         members += read_tree(sources / "rat_schemas", f"{tag}/rat_schemas/")  # found beside each rat
         version = run(interpreter, "-S", "-c", "import platform; print(platform.python_version())").strip()
@@ -302,7 +302,9 @@ def requirements(names: Iterable[str], wheels: Wheels, extra: list[Path]) -> byt
                 bounds.append(f'python_version < "3.{minors[-1] + 1}"')
             marker = f" ; {' and '.join(bounds)}" if bounds else ""
             hashes = sorted(hashlib.sha256(path.read_bytes()).hexdigest() for path in files)
-            lines.append(" \\\n    ".join([f"{name}=={version}{marker}", *(f"--hash=sha256:{each}" for each in hashes)]))
+            lines.append(
+                " \\\n    ".join([f"{name}=={version}{marker}", *(f"--hash=sha256:{each}" for each in hashes)])
+            )
     return ("\n".join(lines) + "\n").encode()
 
 
@@ -420,8 +422,9 @@ def main() -> int:
         metavar="SUITE",
         help="build the frozen files alone, in a root of that Debian (bullseye) made by debootstrap, as root",
     )
+    parser.add_argument("--without-frozen", action="store_true", help="leave out the frozen files")
     given = parser.parse_args()
-    if sys.version_info < (3, 9):
+    if sys.version_info < (3, 9):  # noqa: UP036 - whoever has an older one reads this
         raise SystemExit("build: needs Python 3.9 or newer; name one by PYTHON=")
     os.umask(0o022)
     work = ROOT / "build" / "packaging"
@@ -431,14 +434,15 @@ def main() -> int:
     source = copy_source(work)
     python = make_environment(work)
     print(f"rat {source.version}, dated {source.epoch}")
-    wheel = build_wheel(source, python, output)
+    wheel = build_wheel(source, python, work / "wheel" if given.root else output)
     if given.root:
         build_in_root(source, work, given.root, python, wheel, output)
     else:
         wheels = download(python, work)
         build_zipapp(source, work, wheel, wheels, output)
         build_kit(source, wheel, wheels, output)
-        build_frozen(source, work, python, wheel, output)
+        if not given.without_frozen:
+            build_frozen(source, work, python, wheel, output)
     listed = [member for member in read_tree(output) if member.name != "SHA256SUMS"]
     (output / "SHA256SUMS").write_bytes(sums(listed))
     for member in listed:

@@ -64,7 +64,7 @@ def main() -> int:
     )
     parser.add_argument("directory", metavar="DIR", help="a directory to make, such as /opt/rat or ~/rat")
     directory = Path(os.path.abspath(os.path.expanduser(parser.parse_args().directory)))
-    if sys.version_info < (3, 9):
+    if sys.version_info < (3, 9):  # noqa: UP036 - whoever has an older one reads this
         version = ".".join(map(str, sys.version_info[:3]))
         print(f"install.py: rat needs Python 3.9 or newer, this is {version}: run it with another", file=sys.stderr)
         return 1
