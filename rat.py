@@ -88,6 +88,10 @@ INVALID_REQUEST = -32600
 # Versions are dates, which compare as text.
 MODERN = "2026-07-28"
 
+# Seconds that answers already queued get on their way out when rat stops: of the 0.2 in which it is gone, even when
+# nobody reads its output.
+LAST_ANSWERS_SECONDS = 0.08
+
 # The request whose event stream lives until somebody ends it.
 LISTEN = "subscriptions/listen"
 
@@ -1831,7 +1835,7 @@ class Relay:
         reason, status = self._wait_for_stop()
         self._in_flight.stop()
         self._answers.put(None)
-        writer.join(0.08)  # an output that nobody reads must not keep the process
+        writer.join(LAST_ANSWERS_SECONDS)
         self._log.info("stopped", reason=reason)
         self._log.close(0.04)
         return status
