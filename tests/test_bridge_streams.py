@@ -37,6 +37,7 @@ class Stream:
     def __init__(self, connection: Connection, fields: bytes = b"", chunked: bool = True) -> None:
         self.connection = connection
         self._chunked = chunked
+        connection.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # each piece a packet, at once
         framing = b"Transfer-Encoding: chunked\r\n" if chunked else b"Connection: close\r\n"
         connection.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n" + framing + fields + b"\r\n")
 
