@@ -45,6 +45,9 @@ def freeze(tree: Path, output: Path) -> None:
     subprocess.run(
         [*command, "--workpath", str(work), "--distpath", str(output)], env=environment, check=True, cwd=output
     )
+    # What is left out and missed at the start shows here, not at a user's.
+    for program in ("rat", "rat-tool", "folder/rat", "folder/rat-tool"):
+        subprocess.run([output / program, "--version"], check=True, env={})
     (toc,) = work.rglob("COLLECT-*.toc")
     entries = ast.literal_eval(toc.read_text())
     collected = next(part for part in entries if isinstance(part, list))
