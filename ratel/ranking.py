@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from heapq import nlargest, nsmallest
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, Union
+from typing import Generic, NamedTuple, TypeVar, Union
 from urllib.parse import urlsplit
 
 import certifi
@@ -34,9 +34,6 @@ import urllib3.exceptions
 
 import rat
 from ratel.trace import RatelError
-
-if TYPE_CHECKING:
-    from typing import TypeGuard
 
 METHODS = ("bm25", "semantic", "hybrid")
 
@@ -154,8 +151,11 @@ def schema_texts(schema: Mapping[str, object]) -> list[str]:
     return texts
 
 
+_MAPPING = (dict, Mapping)  # all are the latter; asking whether they are costs more than all the rest
+
+
 def _collect(schema: object, texts: list[str]) -> None:
-    if not _is_mapping(schema):
+    if not isinstance(schema, _MAPPING):
         if isinstance(schema, (list, tuple)):  # items of a tuple, before 2020-12
             for item in schema:
                 _collect(item, texts)
@@ -165,16 +165,12 @@ def _collect(schema: object, texts: list[str]) -> None:
         texts.append(description)
     if isinstance(values, (list, tuple)):
         texts.extend([value for value in values if isinstance(value, str)])
-    if _is_mapping(properties):
+    if properties is not None and isinstance(properties, _MAPPING):
         for key, value in properties.items():
             texts.append(str(key))
             _collect(value, texts)
     if "items" in schema:
         _collect(schema["items"], texts)
-
-
-def _is_mapping(value: object) -> TypeGuard[Mapping[str, object]]:
-    return type(value) is dict or isinstance(value, Mapping)  # what it is but once in a thousand is quickly asked
 
 
 # --- BM25 ----------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from collections import Counter
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Callable
 
 import pytest
@@ -139,6 +140,11 @@ def test_keys_descriptions_and_enum_strings_of_a_schema_are_read_through_propert
         *("the arguments", "place", "city", "its name", "units", "metric", "imperial"),
         *("days", "day", "monday", "pair", "first", "second", "any"),
     ]
+
+
+def test_any_mapping_is_a_schema() -> None:
+    schema = MappingProxyType({"properties": MappingProxyType({"city": MappingProxyType({"enum": ("rome",)})})})
+    assert schema_texts(schema) == ["city", "rome"]
 
 
 @pytest.mark.parametrize("schema", [{"properties": 3, "enum": "abc", "description": {}, "items": None}, {}])
