@@ -744,7 +744,8 @@ def header_value(text: str) -> str:
     already is the Base64 of its UTF-8. This keeps a line break in an argument from becoming a header of its own.
     A lone surrogate, which UTF-8 does not have, is sent as U+FFFD.
     """
-    if _PRINTABLE.fullmatch(text) and text == text.strip(" ") and not re.fullmatch(r"=\?base64\?.*\?=", text):
+    encoded = text.startswith("=?base64?") and text.endswith("?=")
+    if _PRINTABLE.fullmatch(text) and text == text.strip(" ") and not encoded:
         return text
     data = re.sub("[\ud800-\udfff]", "\ufffd", text).encode()
     return f"=?base64?{base64.b64encode(data).decode()}?="

@@ -358,6 +358,7 @@ MIRRORED: list[tuple[dict[str, object], dict[str, str]]] = [
     ({"text": " padded "}, {"text": "=?base64?IHBhZGRlZCA=?="}),
     ({"text": "line1\nline2"}, {"text": "=?base64?bGluZTEKbGluZTI=?="}),
     ({"text": "=?base64?literal?="}, {"text": "=?base64?PT9iYXNlNjQ/bGl0ZXJhbD89?="}),
+    ({"text": "=?base64?="}, {"text": "=?base64?PT9iYXNlNjQ/PQ==?="}),
     ({"text": "a\r\nX-Client: CN=root"}, {"text": "=?base64?YQ0KWC1DbGllbnQ6IENOPXJvb3Q=?="}),
     ({"text": "\ttab"}, {"text": "=?base64?CXRhYg==?="}),
     ({"text": "in a row: a  b,c;d"}, {"text": "in a row: a  b,c;d"}),
