@@ -539,6 +539,9 @@ class _HttpBase(Connection):
                 telling.error = e
             except _FAILURES as e:
                 telling.error = TransportError(self._endpoint.explain(e, exchange))
+            except BaseException as e:  # what was not told must not pass for told
+                telling.error = TransportError(f"{self.peer} was not told: {type(e).__name__}: {e}")
+                raise
 
         telling.exchange = self._spawn(work)
         return telling
