@@ -1,7 +1,4 @@
-"""Servers that are installed for these tests: those of SDK 1, which know one era only, and those of Node.
-
-What is installed is kept in the cache of pytest for the next run. Where it cannot be, the tests are skipped and say so.
-"""
+"""Servers that are installed for these tests: those of SDK 1, which know one era only, and those of Node."""
 
 from __future__ import annotations
 
@@ -11,12 +8,11 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from conftest import alive, eventually
+from installed_servers import installed, node_programs
 from sdk_checks import check, http_servers, transport_of
 from web_server import HANG, free_port
 
@@ -24,62 +20,10 @@ import ratel
 from ratel import McpClient, Sse, Stdio, StreamableHttp, TransportError, register_mcp_server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+    from pathlib import Path
 
     from ratel import Transport
-
-INSTALLING = 300.0  # seconds; only to tell a hang from a slow network
-
-NPM = (
-    "@modelcontextprotocol/server-everything",
-    "@modelcontextprotocol/server-filesystem",
-    "@modelcontextprotocol/server-memory",
-)
-
-
-def installed(config: pytest.Config, name: str, command: Callable[[Path], list[str]]) -> Path:
-    """The directory that a command installs into, which is run unless an earlier run has."""
-    cache = getattr(config, "cache", None)  # there is none under -p no:cacheprovider
-    if cache is None:
-        pytest.skip(f"{name} is installed into the cache of pytest, which is turned off")
-    place = Path(cache.mkdir("ratel-servers")) / name
-    if place.exists():
-        return place
-    with one_at_a_time(place.with_name(f"{name}.lock")):
-        if place.exists():
-            return place
-        own = place.with_name(f"{name}-unfinished")
-        shutil.rmtree(own, ignore_errors=True)
-        own.mkdir()
-        try:
-            done = subprocess.run(
-                command(own), capture_output=True, text=True, timeout=INSTALLING, check=False, cwd=own
-            )
-        except (OSError, subprocess.TimeoutExpired) as e:
-            pytest.skip(f"{name} cannot be installed here: {e}")
-        if done.returncode:
-            pytest.skip(f"{name} cannot be installed here: {done.stderr.strip()[-300:]}")
-        own.rename(place)
-    return place
-
-
-@contextlib.contextmanager
-def one_at_a_time(lock: Path) -> Iterator[None]:
-    """Keep the other workers of this run waiting; a lock that an interrupted run left is not waited for for ever."""
-    while True:
-        try:
-            os.close(os.open(lock, os.O_CREAT | os.O_EXCL))
-            break
-        except FileExistsError:
-            with contextlib.suppress(OSError):
-                if time.time() - lock.stat().st_mtime > INSTALLING:
-                    lock.unlink()
-            time.sleep(0.1)
-    try:
-        yield
-    finally:
-        lock.unlink(missing_ok=True)
-
 
 # --- SDK 1 -------------------------------------------------------------------------------------------
 
@@ -114,11 +58,7 @@ def test_a_server_of_sdk_1(sdk_1: dict[str, str], sdk_1_urls: dict[str, str], fo
 @pytest.fixture(scope="module")
 def node_servers(request: pytest.FixtureRequest) -> Path:
     """The directory of the programs of the servers."""
-    npm = shutil.which("npm")
-    if npm is None:
-        pytest.skip("npm is not installed here")
-    install = [npm, "install", "--silent", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", "."]
-    return installed(request.config, "node", lambda own: [*install, *NPM]) / "node_modules" / ".bin"
+    return node_programs(request.config)
 
 
 def text(result: object) -> str:
