@@ -44,7 +44,7 @@ MANYLINUX = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
 
 # What an artifact takes from outside, as it is: the first two into every one, the others to issue bundles.
 BASE = ("urllib3", "certifi")
-TOOL = ("cryptography", "cffi", "pycparser")
+TOOL = ("cryptography", "cffi", "pycparser", "typing-extensions")
 
 # What urllib3 has for others; nothing of rat's loads it (an HTTP for browsers, SOCKS, pyOpenSSL, HTTP/2).
 LEFT_OUT = re.compile(r"urllib3/(contrib/.+|http2/connection\.py)")
@@ -153,7 +153,9 @@ def download(python: Path, work: Path) -> Wheels:
     minors: dict[tuple[str, str], list[int]] = {}
     for minor in PYTHONS:
         for name in (*BASE, *TOOL, *(("pip",) if minor == PYTHONS[0] else ())):
-            pin = pins(minor)[name]
+            pin = pins(minor).get(name)
+            if pin is None:  # newer Pythons have it in themselves
+                continue
             users = minors.setdefault((name, pin.version), [])
             # A wheel for the first Python that uses a release serves those after it; but cffi's are one a Python.
             if not users or name == "cffi":
@@ -188,7 +190,7 @@ def download(python: Path, work: Path) -> Wheels:
         for machine in MACHINES:
             for path in (directory / f"python3.{minor}-{machine}").glob("*.whl"):
                 for pin in wanted_here:
-                    if path.name.startswith(f"{pin.name}-{pin.version}-"):
+                    if path.name.startswith(f"{pin.name.replace('-', '_')}-{pin.version}-"):
                         known = files.setdefault((pin.name, pin.version), [])
                         if path.name not in [each.name for each in known]:
                             known.append(path)

@@ -12,8 +12,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
-# SPDX expressions of parts whose metadata tells their licence in words, or not at all.
-_EXPRESSIONS = {"certifi": "MPL-2.0", "pluggy": "MIT"}
+# SPDX expressions of parts whose metadata tells their licence in words.
+_EXPRESSIONS = {"certifi": "MPL-2.0"}
 
 
 class Part(NamedTuple):
@@ -45,7 +45,7 @@ def wheel_part(wheel: Path) -> Part:
         ]
         texts = tuple(archive.read(name).decode() for name in sorted(licences) if not name.endswith("/"))
     name, version = fields["Name"].lower().replace("_", "-"), fields["Version"]
-    expression = fields["License-Expression"] or _EXPRESSIONS.get(name, "")
+    expression = fields["License-Expression"] or _EXPRESSIONS.get(name) or fields["License"] or ""
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     return Part(name, version, f"pkg:pypi/{name}@{version}", expression, digest, texts)
 

@@ -23,6 +23,9 @@ import zlib
 from importlib.metadata import distribution
 from pathlib import Path
 
+# What of other people's packages may be inside. cffi is there by one library, which is no module of an archive.
+PACKAGES = ("urllib3", "certifi", "cryptography", "cffi", "typing-extensions")
+
 # SPDX: the exception lets what PyInstaller puts in front of a program be given away with it under any terms.
 BOOTLOADER_LICENCE = "GPL-2.0-or-later WITH Bootloader-exception"
 
@@ -51,10 +54,12 @@ def freeze(tree: Path, output: Path) -> None:
     (toc,) = work.rglob("COLLECT-*.toc")
     entries = ast.literal_eval(toc.read_text())
     collected = next(part for part in entries if isinstance(part, list))
+    modules = "".join(path.read_text() for path in work.rglob("PYZ-*.toc"))
+    packages = [name for name in PACKAGES if f"('{name.replace('-', '_')}'" in modules or name == "cffi"]
     inventory = {
         "platform": f"{platform.system()}-{platform.machine()}".lower(),
         "glibc": ".".join(map(str, glibc_floor(output))),
-        "parts": _parts([(str(name), str(source), str(kind)) for name, source, kind in collected]),
+        "parts": _parts(packages, [(str(name), str(source), str(kind)) for name, source, kind in collected]),
     }
     (output / "inventory.json").write_text(json.dumps(inventory))
     shutil.rmtree(work)
@@ -72,7 +77,7 @@ def glibc_floor(directory: Path) -> tuple[int, ...]:
     return floor
 
 
-def _parts(collected: list[tuple[str, str, str]]) -> list[dict[str, object]]:
+def _parts(packages: list[str], collected: list[tuple[str, str, str]]) -> list[dict[str, object]]:
     """Python, the packages, the libraries of the system, and the bootloader."""
     python = platform.python_version()
     stdlib = Path(sysconfig.get_path("stdlib"))
@@ -82,7 +87,7 @@ def _parts(collected: list[tuple[str, str, str]]) -> list[dict[str, object]]:
         licences = [_copyright(package) for package in (f"libpython{python.rpartition('.')[0]}-minimal",)]
     texts = [path.read_text() for path in licences]
     found.append(_part("cpython", python, f"pkg:generic/cpython@{python}", "Python-2.0.1", texts))
-    for name in ("urllib3", "certifi", "cryptography", "cffi"):
+    for name in packages:
         release = distribution(name)
         texts = [
             Path(str(release.locate_file(file))).read_text()
@@ -91,12 +96,13 @@ def _parts(collected: list[tuple[str, str, str]]) -> list[dict[str, object]]:
         ]
         expression = release.metadata["License-Expression"] or {"certifi": "MPL-2.0", "cffi": "MIT"}.get(name, "")
         found.append(_part(name, release.version, f"pkg:pypi/{name}@{release.version}", expression, texts))
-    # The bindings of cryptography link an OpenSSL of their own.
-    from cryptography.hazmat.backends.openssl import backend
+        if name == "cryptography":
+            # Its bindings link an OpenSSL of their own.
+            from cryptography.hazmat.backends.openssl import backend
 
-    version = backend.openssl_version_text().split()[1]
-    apache = [text for text in found[3]["texts"] if "Apache License" in text]  # type: ignore[attr-defined]
-    found.append(_part("openssl", version, f"pkg:generic/openssl@{version}", "Apache-2.0", apache))
+            version = backend.openssl_version_text().split()[1]
+            apache = [text for text in texts if "Apache License" in text]
+            found.append(_part("openssl", version, f"pkg:generic/openssl@{version}", "Apache-2.0", apache))
     bootloader = distribution("pyinstaller")
     texts = [
         Path(str(bootloader.locate_file(file))).read_text()

@@ -30,11 +30,11 @@ def interpreters() -> dict[str, str]:
         for minor in range(6, 20):
             program = place / f"python3.{minor}"
             if f"3.{minor}" not in found and os.access(program, os.X_OK):
-                told = subprocess.run(
-                    [program, "-c", "import ssl, sys; print(sys.version_info[1])"], capture_output=True, check=False
-                )
-                if told.stdout.strip() == str(minor).encode():  # not a shim without a version behind it
-                    found[f"3.{minor}"] = str(program)
+                program_here = "import ssl, sys; print(sys.version_info[1], sys.executable)"
+                told = subprocess.run([program, "-c", program_here], capture_output=True, check=False, text=True)
+                version, _, path = told.stdout.rstrip("\n").partition(" ")
+                if version == str(minor):  # not a shim without a version behind it
+                    found[f"3.{minor}"] = path
     return found
 
 

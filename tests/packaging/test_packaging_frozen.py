@@ -200,12 +200,10 @@ def test_where_nothing_runs_from_the_temporary_directory_another_or_the_folder_h
     """The words are the README's."""
     there = {**bare, "TMPDIR": str(noexec)}
     failed = subprocess.run(in_environment(there, [str(single), "--version"]), capture_output=True, check=False)
-    assert failed.returncode == 255
+    assert failed.returncode == 127
     assert failed.stdout == b""
-    assert re.fullmatch(
-        rf"\[(PYI-)?\d+(:ERROR)?\] Failed to load Python shared library '{noexec}/_MEI\w+/libpython3\.\d+\.so\.1\.0': "
-        rf"(dlopen: )?{noexec}/_MEI\w+/libpython3\.\d+\.so\.1\.0: failed to map segment from shared object\n",
-        failed.stderr.decode(),
+    assert failed.stderr.decode() == (
+        f"{single}: error while loading shared libraries: libz.so.1: failed to map segment from shared object\n"
     )
     assert list(noexec.iterdir()) == []
     exercise(in_environment(bare, [str(single)]))
@@ -245,7 +243,7 @@ def test_the_name_tells_the_oldest_glibc(built: Path, tmp_path: Path) -> None:
                 listed = subprocess.run(["objdump", "-T", path], capture_output=True, check=True, text=True).stdout
                 for version in re.findall(r"GLIBC_([0-9.]+)", listed):
                     newest = max(newest, tuple(map(int, version.split("."))))
-        assert libraries > 20
+        assert libraries > 10
         assert place.name.endswith(f"-glibc{'.'.join(map(str, newest))}")
 
 
