@@ -338,8 +338,8 @@ class FaultServer(Listener):
         self.side = side
         self.requests: list[Request] = []
         self.respond: Callable[[Request], Response | None] = answer
-        self.script = self.serve
         self.context = server_context(side)
+        self.script = self.serve  # after its context: at a port known before, clients come at once
 
     def serve(self, connection: Connection) -> None:
         """The default script: shake hands, then answer requests until the client leaves."""
