@@ -1,11 +1,11 @@
 """What registering a server adds to its own start: python benchmarks/ratel/registering.py
 
 server-everything, the test server of the protocol's authors, on stdio, installed by npm into a temporary directory.
-Each round starts it three times, each time anew: alone, until it has answered initialize on a bare pipe; by ratel, until its
-tools are registered and searched for; and by a client of the official SDK, where it is installed, until its tools are
-listed, in an interpreter that has imported the SDK already. Rounds alternate, so that the load of the machine is the
-same for all; told is the median, and what it is above that of the server alone. The status is 1 when ratel adds more
-than its limit.
+Each round starts it three times, each time anew: alone, until it has answered initialize on a bare pipe; by ratel,
+until its tools are registered and searched for; and by a client of the official SDK, where it is installed, until its
+tools are listed, in an interpreter that has imported the SDK already. Rounds alternate, so that the load of the machine
+is the same for all; told is the median, and what it is above that of the server alone. The status is 1 when ratel adds
+more than its limit.
 """
 
 from __future__ import annotations
