@@ -1555,6 +1555,7 @@ class Posting(Exchange):
         self.seconds = REQUEST_SECONDS + message.wait
         self.started = 0.0  # by the monotonic clock, as its deadline; set when a worker takes it
         self.due = 0.0
+        self.passed_over = False  # the worker's own: whether an event of its stream was
         self.unanswered = list(message.calls)  # guarded by the lock; changed by the worker alone
 
     @property
@@ -1971,7 +1972,10 @@ class Relay:
                 awaited.remove(key)
                 responses.append((key, message))
         except ValueError as e:
-            self._log.warn("event passed over", **_labels(posting.message), error=e)
+            # The first of a stream: some servers keep theirs alive with events of their own, for hours.
+            log = self._log.debug if posting.passed_over else self._log.warn
+            log("event passed over", **_labels(posting.message), error=e)
+            posting.passed_over = True
             return False
         for _, message in responses:
             self._learn(posting.message, message)
