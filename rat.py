@@ -1250,6 +1250,14 @@ def _bypasses(address: Address, patterns: str) -> bool:
     return False
 
 
+_SOCKET_OPTIONS = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+# A server that vanished, or a network that changed, is noticed in two minutes rather than two hours: a subscription
+# has no other end, and its harness would wait for news that nobody sends.
+for _option, _value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPALIVE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
+    if hasattr(socket, _option):  # macOS has the second instead of the first
+        _SOCKET_OPTIONS.append((socket.IPPROTO_TCP, getattr(socket, _option), _value))
+
+
 def pool_manager(address: Address, side: Side, proxy: Proxy | None = None) -> urllib3.PoolManager:
     """A urllib3 manager for requests to ``https://HOST:PORT`` over mutual TLS, as a client side of a bundle.
 
@@ -1265,7 +1273,7 @@ def pool_manager(address: Address, side: Side, proxy: Proxy | None = None) -> ur
         "retries": False,
         "ssl_context": context,
         "assert_hostname": False,
-        "socket_options": [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
+        "socket_options": _SOCKET_OPTIONS,
     }
     manager: urllib3.PoolManager
     if proxy is None:

@@ -6,6 +6,7 @@ import json
 import queue
 import socket
 import threading
+import time
 from typing import TYPE_CHECKING, Callable
 
 import pytest
@@ -16,6 +17,7 @@ import rat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from conftest import Conversation, StartRat
     from fault_server import Request
@@ -66,6 +68,8 @@ def behave(server: FaultServer, behavior: Behavior) -> None:
                 if not behavior(connection, request):
                     return
             else:
+                if isinstance(message, dict) and isinstance(params := message.get("params"), dict):
+                    time.sleep(params.get("seconds", 0))
                 connection.respond(answer(request))
 
     server.script = script
@@ -226,6 +230,16 @@ def test_what_is_no_message_to_the_harness_is_passed_over(
     assert record == {"level": "WARN", "msg": "event passed over", "method": "stream", "id": "1", "error": reason}
 
 
+def test_what_a_stream_is_kept_alive_with_is_told_once(start_rat: StartRat, fault_server: FaultServer) -> None:
+    behave(fault_server, streamed(b"event: ping\ndata: {}\n\n" * 100 + event(result(1))))
+    harness = start_rat()
+    for _ in range(2):
+        harness.send(call(1, "stream"))
+        assert harness.line() == result(1)
+    assert harness.finish() == (0, [])
+    assert len(harness.records("event passed over")) == 2
+
+
 def test_a_response_is_the_last_that_is_written(server: FaultServer, rat_process: Harness) -> None:
     behave(server, streamed(event(result(1)) + event(PROGRESS) + event(result(1)), event(LOG)))
     rat_process.send(call(1, "stream"))
@@ -243,7 +257,8 @@ def test_the_connection_of_a_stream_that_ended_is_used_again(start_rat: StartRat
         harness.send(call(1, "stream"))
         assert [harness.line(), harness.line()] == [PROGRESS, result(1)]
         harness.wait_record("message", count)  # its worker is at its end
-    harness.call(2)
+    # The next call may take longer than the end of a stream is waited for.
+    harness.call(2, "ping", {"seconds": 0.3})
     assert {request.connection for request in fault_server.requests} == {0}
 
 
@@ -403,6 +418,33 @@ def test_the_tools_of_a_listing_on_a_stream_are_known(start_rat: StartRat, fault
     harness.send(call(1, "tools/call", {"name": "t", "arguments": {"region": "here"}, "_meta": meta}))
     harness.line()
     assert fault_server.requests[-1].field("Mcp-Param-Region") == "here"
+
+
+def test_what_was_listed_is_forgotten_when_the_server_refuses_its_headers(
+    start_rat: StartRat, fault_server: FaultServer
+) -> None:
+    """-32020, on a stream or not: the listing was of other schemas, or of older ones. A new one counts again."""
+    schema = {"type": "object", "properties": {"path": {"type": "string", "x-mcp-header": "Path"}}}
+    listed = {"tools": [{"name": name, "inputSchema": schema} for name in ("t", "read_file")]}
+    refusal = b'{"jsonrpc":"2.0","id":1,"error":{"code":-32020,"message":"m"}}'
+    answers: list[Response] = []
+    fault_server.respond = lambda request: answers.pop(0)
+    harness = start_rat()
+    meta = {"io.modelcontextprotocol/protocolVersion": "2026-07-28"}
+
+    def mirrored(name: str, refuse: Response | None = None) -> str | None:
+        """The header of a call, refused or not."""
+        answers.append(refuse or Response(200, result(1)))
+        harness.send(call(1, "tools/call", {"name": name, "arguments": {"path": "here"}, "_meta": meta}))
+        harness.line()
+        return fault_server.requests[-1].field("Mcp-Param-Path")
+
+    for refused in (Response(400, refusal), Response(200, event(refusal), "text/event-stream")):
+        answers.append(Response(200, result(1, listed)))
+        harness.call(1, "tools/list")
+        # A tool of a built-in name is the server's, once listed.
+        assert [mirrored("t"), mirrored("read_file"), mirrored("t", refused)] == ["here", "here", "here"]
+        assert [mirrored("t"), mirrored("read_file")] == [None, None]
 
 
 # Batches
@@ -657,6 +699,21 @@ def test_subscriptions_take_no_worker_from_calls(
     assert json.loads(harness.line())["params"] == {"of": 5}
     # Of more connections than there are calls at once, nothing is said either.
     assert [each["msg"] for each in harness.records()] == ["relaying", "relay failed"]
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_KEEPIDLE"), reason="the system has other names for it")
+def test_a_server_that_vanished_is_noticed(fault_server: FaultServer, client_side: Path) -> None:
+    """By probes of the system, whose answers no test can hold back; asked for on each connection."""
+    ratd = rat.Ratd(rat.Address.parse(fault_server.address), rat.load_side(str(client_side)))
+    list(ratd.post(rat.Exchange(), call(1), {}, HANG))
+    connection = ratd.pool._get_conn()
+    assert isinstance(connection, rat.Connection)
+    assert connection.sock is not None
+    probed = [connection.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)]
+    probed += [connection.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL)]
+    probed += [connection.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT)]
+    assert (connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), *probed) == (1, 60, 15, 4)
+    connection.close()
 
 
 # A harness that does not read
