@@ -253,6 +253,7 @@ def test_a_failed_registration_leaves_nothing_and_the_earlier_one_works(
     catalog = r.tools.catalog
     register_mcp_server(catalog, name="s", transport=fake_stdio())
     before = catalog.tool_ids(), r.tools.search("give back the arguments")
+    threads = left()
     catalog.drain_trace_events()
     transport = failing.transport(web_server)
     monkeypatch.setattr(ratel.transports, "GRACE_SECONDS", 0.3)
@@ -262,7 +263,7 @@ def test_a_failed_registration_leaves_nothing_and_the_earlier_one_works(
     with pytest.raises(failing.error, match=failing.said):
         register_mcp_server(catalog, name="s", transport=transport)
     monkeypatch.undo()
-    eventually(lambda: threading.active_count() and left() == 4)  # the threads of the earlier registration
+    eventually(lambda: left() == threads)  # those of the earlier registration
     assert kinds(catalog) == []
     assert (catalog.tool_ids(), r.tools.search("give back the arguments")) == before
     assert text(r.tools.invoke("s__echo")) == "echo"
@@ -283,20 +284,22 @@ def test_an_embedding_that_fails_leaves_nothing(nothing_left: None) -> None:
 
     with ratel.ratel(method="hybrid", embedding=embed) as r:
         register_mcp_server(r.tools.catalog, name="s", transport=fake_stdio())
+        threads = left()
         down = True
         with pytest.raises(EmbeddingError, match="failed: connection refused"):
             register_mcp_server(r.tools.catalog, name="s", transport=fake_stdio(tools=["more"]))
-        assert left() == 4
+        assert left() == threads
         assert r.tools.catalog.tool_ids() == ["s__echo", "s__hang"]
         assert text(r.tools.invoke("s__echo")) == "echo"
 
 
 def test_an_embedding_endpoint_that_is_down_leaves_nothing(nothing_left: None) -> None:
     endpoint = {"url": f"http://127.0.0.1:{free_port()}/v1/embeddings", "model": "m"}
+    threads = left()
     with ratel.ratel(method="semantic", embedding=endpoint) as r:
         with pytest.raises(EmbeddingError, match="connection refused"):
             register_mcp_server(r.tools.catalog, name="s", transport=fake_stdio())
-        assert left() == 0
+        assert left() == threads
         assert len(r.tools.catalog) == 0
 
 
@@ -404,13 +407,14 @@ def test_four_threads_register_search_and_invoke_at_once(r: Ratel) -> None:
         except Exception as e:  # noqa: BLE001 - whatever it is, the test tells it
             wrong.append(e)
 
+    before = left()
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(HANG)
     assert wrong == []
-    eventually(lambda: left() == 5 * 4)
+    eventually(lambda: left() == before + 5 * 4)  # five servers, of four threads each
 
 
 # --- Trace -------------------------------------------------------------------------------------------
