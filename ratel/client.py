@@ -64,6 +64,7 @@ class McpError(RatelError):
         self.data = data
 
 
+# A cursor that an earlier page had given, or more pages than `PAGE_LIMIT`.
 McpToolsListErrorCode = Literal["RepeatedCursor", "PaginationExceeded"]
 
 
@@ -454,15 +455,19 @@ class McpClient:
         return self._initialized(link, self._ask(link, "initialize", _INITIALIZE, until), until)
 
     def _initialized(self, link: _Link, outcome: Outcome, until: float) -> _Link:
-        result = _result(link.connection, outcome)
+        peer, result = link.connection.peer, _result(link.connection, outcome)
         version = result.get("protocolVersion")
-        if version not in LEGACY_VERSIONS:
-            raise TransportError(f"{link.connection.peer} offers protocol {version!r:.40}, which is not spoken here")
         link = link._replace(version=str(version), session=outcome.session)
-        link = _described(link, result, result.get("serverInfo"))
-        body = self._notification("notifications/initialized", None)
-        link.connection.notify(body, self._fields(link, "", {}), until)
-        return link
+        try:
+            if version not in LEGACY_VERSIONS:
+                raise TransportError(f"{peer} offers protocol {version!r:.40}, which is not spoken here")
+            body = self._notification("notifications/initialized", None)
+            link.connection.notify(body, self._fields(link, "", {}), until)
+        except BaseException:  # whatever it is, the server is not left with a session that nobody has
+            if outcome.session is not None:
+                link.connection.end_session({"Mcp-Session-Id": outcome.session})
+            raise
+        return _described(link, result, result.get("serverInfo"))
 
     def _renewed(self, expired: _Link, until: float) -> _Link:
         """A link with a new session, in place of one whose session is over (MCP 2025-11-25, Session Management)."""

@@ -255,6 +255,14 @@ def test_without_a_session_nothing_is_deleted(client_of: Clients, web_server: Se
     assert "DELETE" not in server.methods()
 
 
+def test_a_session_of_a_version_that_is_not_spoken_is_ended(client_of: Clients, web_server: Servers) -> None:
+    server = web_server(legacy(lambda exchange, _: exchange.answer(), "1999-01-01", session=lambda: "s1"))
+    with pytest.raises(TransportError, match=r"offers protocol '1999-01-01', which is not spoken here$"):
+        client_of(StreamableHttp(server.url)).connect()
+    assert server.methods() == ["server/discover", "initialize", "DELETE"]
+    assert server.requests[2].fields["mcp-session-id"] == "s1"
+
+
 @pytest.mark.parametrize(
     ("status", "body"),
     [
