@@ -12,8 +12,8 @@ back, byte for byte, on a line of its own. The file reads in the way of a messag
 
 Threads, not an event loop: each call is one blocking exchange on one connection, a worker's stack is its
 whole state, and what may end it from outside is a shutdown of its socket. Nothing is kept between messages
-but the negotiated protocol version and the calls in flight, so a restart of the server fails only what was
-sent meanwhile. Runtime dependencies: urllib3, and certifi for the one case of an ``https://`` proxy.
+but the negotiated protocol version, the annotations of tools that were listed, and the calls in flight, so a
+restart of the server fails only what was sent meanwhile. Runtime dependencies: urllib3, and certifi for the one case of an ``https://`` proxy.
 """
 
 from __future__ import annotations
