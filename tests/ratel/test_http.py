@@ -160,6 +160,40 @@ def test_what_is_no_answer_says_so(client_of: Clients, web_server: Servers) -> N
         assert str(caught.value) == f"MCP server at {server.url} {said.strip()}"
 
 
+def test_an_upgrade_that_nobody_asked_for_is_no_answer(client_of: Clients, web_server: Servers) -> None:
+    def answer(exchange: Exchange, request: Request) -> None:
+        exchange.write(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n")
+        exchange.close_connection = True
+
+    server = web_server(modern(answer))
+    with pytest.raises(TransportError) as caught:
+        client_of(StreamableHttp(server.url)).call_tool("any")
+    assert str(caught.value) == f"MCP server at {server.url} answered HTTP 101, which nobody asked for"
+
+
+def test_without_a_thread_left_a_call_says_so(
+    client_of: Clients, web_server: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = web_server(modern(lambda exchange, _: exchange.result(CALLED)))
+    client = client_of(StreamableHttp(server.url))
+    client.connect()
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:  # in place of a system at its limit
+        if thread.name == "ratel-http":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(TransportError) as caught:
+        client.call_tool("any")
+    assert str(caught.value) == f"MCP server at {server.url} was not asked: the system has no thread left"
+    with pytest.raises(TransportError, match=r" was not told: the system has no thread left$"):
+        client.notify("notifications/any")
+    monkeypatch.undo()
+    assert client.call_tool("any") == CALLED
+
+
 def test_an_absent_result_type_is_complete(client_of: Clients, web_server: Servers) -> None:
     client = client_of(StreamableHttp(web_server(modern(lambda exchange, _: exchange.result(CALLED))).url))
     assert client.call_tool("any") == CALLED
@@ -696,24 +730,38 @@ def test_notifications_are_sent_and_their_refusal_told(client_of: Clients, web_s
 def test_https_is_verified_by_what_the_system_trusts(
     client_of: Clients, web_server: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cryptography = pytest.importorskip("cryptography", reason="cryptography is not installed here")
-    assert cryptography
-    from bundles import SERVER, Authority
+    x509 = pytest.importorskip("cryptography.x509", reason="cryptography is not installed here")
+    from bundles import END, START, Authority, key_pem, new_key
+    from cryptography.hazmat.primitives import hashes, serialization
 
-    authority = Authority()
-    leaf = authority.issue("localhost", SERVER)
-    files = {"ca.crt": authority.certificate, "s.crt": leaf.certificate, "s.key": leaf.key}
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
+    authority, key = Authority(), new_key()
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([]))
+        .issuer_name(authority.x509.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(START)
+        .not_valid_after(END)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=True)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.key.public_key()), critical=False)
+        .sign(authority.key, hashes.SHA256())
+    )
+    (tmp_path / "ca.crt").write_bytes(authority.certificate)
+    (tmp_path / "server.pem").write_bytes(key_pem(key) + certificate.public_bytes(serialization.Encoding.PEM))
     server = web_server(modern(lambda exchange, _: exchange.result(CALLED)))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "s.crt", tmp_path / "s.key")
+    context.load_cert_chain(tmp_path / "server.pem")
     server.socket = context.wrap_socket(server.socket, server_side=True)
     url = f"https://localhost:{server.server_address[1]}/mcp"
     with pytest.raises(TransportError) as caught:
         client_of(StreamableHttp(url)).connect()
     assert str(caught.value).startswith(f"MCP server at {url} failed the TLS handshake: ")
     assert "certificate" in str(caught.value)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.crt"))
+    assert client_of(StreamableHttp(url)).call_tool("any") == CALLED
+    with pytest.raises(TransportError, match=r"failed the TLS handshake: "):  # the name is verified, too
+        client_of(StreamableHttp(url.replace("localhost", "127.0.0.1"))).connect()
 
 
 def test_a_proxy_of_the_environment_is_passed_through(
