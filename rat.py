@@ -337,6 +337,8 @@ def _check_files(path: str, role: str) -> str:
     if not mine and {"clients", "server"} <= names:
         place = os.path.join(path, "clients", "NAME") if role == "client" else os.path.join(path, "server")
         raise BundleError(f"{path} is a whole bundle: give the directory of one {role} in it, {place}")
+    if not mine and any(os.path.isfile(os.path.join(path, name, "client.crt")) for name in names):
+        raise BundleError(f"{path} holds the directories of clients: give one of them, {os.path.join(path, 'NAME')}")
     blocks = {}
     for name, kind in (("ca.crt", "CERTIFICATE"), (f"{role}.crt", "CERTIFICATE"), (f"{role}.key", "PRIVATE KEY")):
         file = os.path.join(path, name)
@@ -991,15 +993,17 @@ class _Response(http.client.HTTPResponse):
             version, status, reason = self._read_status()  # type: ignore[attr-defined]
         self.code = self.status = status
         self.reason = reason.strip()
+        if not version.startswith("HTTP/1."):
+            raise http.client.UnknownProtocol(version)
         self.version = 10 if version == "HTTP/1.0" else 11
         self.headers = self.msg = self._read_fields()
-        self.chunked = self.headers.get("transfer-encoding", "").lower() == "chunked"
-        self.chunk_left = None
         # RFC 9112, section 6.3: how long the body is, and so whether the connection outlives it.
+        empty = status in (204, 304) or status < 200
+        self.chunked = not empty and self.headers.get("transfer-encoding", "").lower() == "chunked"
+        self.chunk_left = None
         length = self.headers.get("content-length", "")
-        self.length = int(length) if re.fullmatch("[0-9]+", length) and not self.chunked else None
-        if status in (204, 304) or status < 200:
-            self.length = 0
+        counted = not self.chunked and re.fullmatch("[0-9]{1,18}", length)  # int() raises for thousands of digits
+        self.length = 0 if empty else int(length) if counted else None
         self.will_close = self._check_close() or (self.length is None and not self.chunked)  # type: ignore[attr-defined]
 
     def _read_fields(self) -> http.client.HTTPMessage:
@@ -1011,11 +1015,11 @@ class _Response(http.client.HTTPResponse):
             if line in (b"\r\n", b"\n"):
                 return fields
             name, colon, value = line.decode("iso-8859-1").partition(":")
-            if name[:1] in (" ", "\t"):  # the obsolete folding of a field (section 5.2), of none that matters here
-                continue
-            if not colon or len(line) > 65536:
+            folded = name[:1] in (" ", "\t")  # the obsolete folding of a field (section 5.2), of none that matters here
+            if len(line) > 65536 or not (colon or folded):
                 raise http.client.HTTPException("malformed field")
-            fields[name] = value.strip()
+            if _TOKEN.fullmatch(name):  # some Pythons raise ValueError for what is none
+                fields[name] = value.strip()
         raise http.client.HTTPException("over 100 fields")
 
     def _read_next_chunk_size(self) -> int:
@@ -1058,7 +1062,9 @@ class Connection(urllib3.connection.HTTPSConnection):
         self._stage("proxy" if self.proxy else "connect")
         until = time.monotonic() + self.timeout if isinstance(self.timeout, (int, float)) else float("inf")
         try:
-            addresses = socket.getaddrinfo(self._dns_host, self.port, type=socket.SOCK_STREAM)
+            # In bytes: to a str Python applies the codec of international names, which takes a while to load.
+            host = self._dns_host.encode() if self._dns_host.isascii() else self._dns_host
+            addresses = socket.getaddrinfo(host, self.port, type=socket.SOCK_STREAM)
         except UnicodeError:  # from the IDNA codec, for an empty label or one over 63 bytes
             raise socket.gaierror(socket.EAI_NONAME, "no such host") from None
         error: OSError = OSError("no address")
@@ -1293,11 +1299,14 @@ def pool_manager(address: Address, side: Side, proxy: Proxy | None = None) -> ur
 
 
 class Failure(Exception):
-    """Why a message got no answer: a sentence the person at the harness can act on, and the HTTP status, if any."""
+    """Why a message got no answer: a sentence the person at the harness can act on.
 
-    def __init__(self, text: str, status: int | None = None) -> None:
+    ``logged`` is that sentence without what it quotes of a message, which no log may hold.
+    """
+
+    def __init__(self, text: str, logged: str | None = None) -> None:
         super().__init__(text)
-        self.status = status
+        self.logged = logged or text
 
 
 class TooLarge(ValueError):
@@ -1460,16 +1469,17 @@ class Ratd:
         """The failure of an answer that is not what it should be."""
         return Failure(f"ratd at {self.address.text} sent an invalid response: {reason}")
 
-    def no_answer(self, answer: Answer, called: bool) -> str:
-        """What is said of an answer that is no JSON-RPC response to the message."""
+    def no_answer(self, answer: Answer, called: bool) -> Failure:
+        """The failure of an answer that is no JSON-RPC response to the message."""
         lines = [line for line in answer.body[:100_000].decode("utf-8", "replace").splitlines() if line.strip()]
         if answer.status >= 400:
             first = "".join(c if c.isprintable() else " " for c in lines[0].strip()[:200]) if lines else ""
-            return f"ratd at {self.address.text} answered HTTP {answer.status}" + (f": {first}" if first else "")
+            text = f"ratd at {self.address.text} answered HTTP {answer.status}"
+            return Failure(f"{text}: {first}" if first else text, text if first.startswith(("{", "[")) else None)
         if not lines and 200 <= answer.status < 300:
-            return str(self.invalid(f"none to the call (HTTP {answer.status})"))
+            return self.invalid(f"none to the call (HTTP {answer.status})")
         to = "a JSON-RPC response to the call" if called else "what is answered to a notification"
-        return str(self.invalid(f"not {to} (HTTP {answer.status})"))
+        return self.invalid(f"not {to} (HTTP {answer.status})")
 
     def late(self, stage: str, seconds: float) -> str:
         """What is said of a request whose time is over."""
@@ -1937,7 +1947,7 @@ class Relay:
                     raise self._ratd.invalid("an event stream without the response to the call")
                 self._in_flight.settle(posting, None)
         except Failure as e:
-            self._fail(posting, str(e))
+            self._fail(posting, str(e), logged=e.logged)
         except BaseException as e:  # noqa: BLE001 - an executor would keep it in a Future that nobody reads
             self._fail(posting, f"rat cannot relay the message: {type(e).__name__}: {e}")
         if self._log.level <= LEVELS["debug"]:
@@ -1956,7 +1966,7 @@ class Relay:
             elif isinstance(value, dict) and _answers(value) == message.calls[0].key:
                 self._learn(message, value)
                 return one_line(answer.body)
-        raise Failure(self._ratd.no_answer(answer, bool(message.calls)))
+        raise self._ratd.no_answer(answer, bool(message.calls))
 
     def _take_event(self, posting: Posting, data: bytes) -> bool:
         """Write an event of a stream; returns whether the stream has served its purpose.
@@ -2031,9 +2041,9 @@ class Relay:
             # Written here, not by its worker: one that is stuck in name resolution would never write it.
             self._fail(posting, self._ratd.late(posting.stage, posting.allowed), shut=True)
 
-    def _fail(self, posting: Posting, text: str, shut: bool = False) -> None:
+    def _fail(self, posting: Posting, text: str, shut: bool = False, logged: str | None = None) -> None:
         if self._in_flight.fail(posting, text, shut):
-            self._log.warn("relay failed", **_labels(posting.message), error=text)
+            self._log.warn("relay failed", **_labels(posting.message), error=logged or text)
 
     # Writer thread
 

@@ -1,0 +1,116 @@
+"""What a hostile server, a broken environment or a strange directory can do to it: nothing but an error of their own."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+import pytest
+from fault_server import Connection, result
+from harness import call
+
+import rat as bridge
+
+if TYPE_CHECKING:
+    from conftest import Conversation
+
+
+# Heads of a response
+
+
+class Received:
+    """In place of a socket: what it would receive."""
+
+    def __init__(self, received: bytes) -> None:
+        self.received = received
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        """As a socket's."""
+        return io.BufferedReader(io.BytesIO(self.received))  # type: ignore[arg-type]
+
+
+def read_head(head: bytes) -> bridge._Response:
+    """The response with a head, which ends in line feeds alone."""
+    response = bridge._Response(Received(head.replace(b"\n", b"\r\n")), method="POST")  # type: ignore[arg-type]
+    response.begin()
+    return response
+
+
+@pytest.mark.parametrize(
+    ("fields", "length"),
+    [
+        (b"Content-Length: 5\n", 5),
+        (b"Content-Length:005 \n", 5),
+        (b"Content-Length: 5\nTransfer-Encoding: Chunked\n", None),
+        (b"Content-Length: -5\n", None),
+        (b"Content-Length: +5\n", None),
+        (b"Content-Length: 5_0\n", None),
+        (b"Content-Length: \xb2\n", None),
+        (b"Content-Length: " + b"9" * 5000 + b"\n", None),
+        (b"Content-Length : 5\n", None),
+        (b"X: y\n Content-Length: 5\n", None),
+    ],
+)
+def test_a_length_is_digits(fields: bytes, length: int | None) -> None:
+    response = read_head(b"HTTP/1.1 200 OK\n" + fields + b"\n")
+    assert response.length == length
+    # What has no length ends with its connection.
+    assert response.will_close == (length is None and not response.chunked)
+
+
+@pytest.mark.parametrize("status", [104, 199, 204, 304])
+@pytest.mark.parametrize("fields", [b"", b"Content-Length: 5\n", b"Transfer-Encoding: chunked\n"])
+def test_some_statuses_have_no_body_whatever_their_head_says(status: int, fields: bytes) -> None:
+    response = read_head(b"HTTP/1.1 %d Status\n%s\nhello" % (status, fields))
+    assert response.read1(10) == b""
+
+
+@pytest.mark.parametrize("field", [b"Two Words: x", b"X\x0b: y", b": y", b"\xe9: y", b" folded", b"\tof: two"])
+def test_a_field_without_a_proper_name_is_passed_over(field: bytes) -> None:
+    response = read_head(b"HTTP/1.1 200 OK\nA: b\n" + field + b"\nC: d\n\n")
+    assert response.headers.items() == [("A", "b"), ("C", "d")]
+
+
+BROKEN_HEADS = {
+    "no version": b"OK\r\n\r\n",
+    "version 2": b"HTTP/2 200 OK\r\n\r\n",
+    "version 0.9": b"HTTP/0.9 200 OK\r\n\r\n",
+    "no status": b"HTTP/1.1 OK\r\n\r\n",
+    "status of four digits": b"HTTP/1.1 1000 OK\r\n\r\n",
+    "a line that is no field": b"HTTP/1.1 200 OK\r\nContent-Length 5\r\n\r\n",
+    "a field over 64 KiB": b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000 + b"\r\n\r\n",
+    "100 fields": b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 100 + b"\r\n",
+    "two lengths": b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("head", BROKEN_HEADS.values(), ids=list(BROKEN_HEADS))
+def test_a_broken_head_is_no_response(conversation: Conversation, head: bytes) -> None:
+    server, harness = conversation
+
+    def script(connection: Connection) -> None:
+        connection.handshake()
+        assert server.receive(connection)
+        connection.send(head)
+        connection.wait_end()
+
+    server.cut_all()
+    server.scripts = [script]
+    harness.send(call(1))
+    assert harness.error(1) == f"ratd at {server.address} sent an invalid response: not an HTTP response"
+    assert harness.call(2)["result"] == {"method": "ping"}
+
+
+def test_a_length_of_thousands_of_digits_is_none(conversation: Conversation) -> None:
+    server, harness = conversation
+
+    def script(connection: Connection) -> None:
+        connection.handshake()
+        assert server.receive(connection)
+        connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n" + result(1))
+        connection.cut()
+
+    server.cut_all()
+    server.scripts = [script]
+    harness.send(call(1))
+    assert harness.line() == result(1)
