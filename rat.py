@@ -13,7 +13,8 @@ back, byte for byte, on a line of its own. The file reads in the way of a messag
 Threads, not an event loop: each call is one blocking exchange on one connection, a worker's stack is its
 whole state, and what may end it from outside is a shutdown of its socket. Nothing is kept between messages
 but the negotiated protocol version, the annotations of tools that were listed, and the calls in flight, so a
-restart of the server fails only what was sent meanwhile. Runtime dependencies: urllib3, and certifi for the one case of an ``https://`` proxy.
+restart of the server fails only what was sent meanwhile. Runtime dependencies: urllib3, and certifi for the one
+case of an ``https://`` proxy.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ import shlex
 import signal
 import socket
 import ssl
+import stat
 import struct
 import sys
 import threading
@@ -140,7 +142,8 @@ class FlagParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Write the error and exit with status 2."""
-        self.exit(2, f"{self.prog}: {message}. See {self.prog} --help.\n")
+        # Without a stderr, argparse fails to write the message before Python 3.12.
+        self.exit(2, f"{self.prog}: {message}. See {self.prog} --help.\n" if sys.stderr is not None else None)
 
 
 class PrintVersion(argparse.Action):
@@ -343,28 +346,29 @@ def _check_files(path: str, role: str) -> str:
     for name, kind in (("ca.crt", "CERTIFICATE"), (f"{role}.crt", "CERTIFICATE"), (f"{role}.key", "PRIVATE KEY")):
         file = os.path.join(path, name)
         try:
+            if stat.S_ISFIFO(os.stat(file).st_mode):
+                raise OSError(errno.EINVAL, "a pipe, which can be read only once")  # and a file is read several times
             with open(file, "rb") as opened:
                 blocks[name] = _pem_block(file, opened.read(1 << 20), kind)
+            if kind == "CERTIFICATE":
+                _context(role).load_verify_locations(file)
+        except ssl.SSLError as e:
+            raise BundleError(f"{file} holds no X.509 certificate ({openssl_reason(e)}): {_REISSUE}") from None
         except OSError as e:
             raise BundleError(f"cannot read {file}: {system_reason(e)}") from None
-        if kind == "CERTIFICATE":
-            try:
-                _context(role).load_verify_locations(cadata=blocks[name])
-            except ssl.SSLError as e:
-                raise BundleError(f"{file} holds no X.509 certificate ({openssl_reason(e)}): {_REISSUE}") from None
     return hashlib.sha256(blocks["ca.crt"]).hexdigest()
 
 
 def _pem_block(file: str, content: bytes, kind: str) -> bytes:
     """The DER of the single PEM block of a file (RFC 7468). A second one would be ignored by some readers."""
-    labels = re.findall(rb"-----BEGIN ([^\r\n]*?)-----", content)
+    labels = re.findall(rb"(?m)^-----BEGIN ([^\r\n]*?)-----", content)
     if len(labels) != 1:
         raise BundleError(f"{file} holds {len(labels)} PEM blocks, expected one of {kind}")
     label = labels[0].decode("ascii", "replace")
     if label != kind:
         plain = " (PKCS#8, not encrypted)" if kind == "PRIVATE KEY" else ""
         raise BundleError(f"{file} holds a PEM block of {label}, expected {kind}{plain}")
-    match = re.search(rb"-----BEGIN [^\r\n]*-----([A-Za-z0-9+/=\s]*)-----END ([^\r\n]*)-----", content)
+    match = re.search(rb"(?m)^-----BEGIN [^\r\n]*-----\s([A-Za-z0-9+/=\s]*)^-----END ([^\r\n]*)-----", content)
     try:
         if match is None or match[2] != labels[0]:
             raise ValueError

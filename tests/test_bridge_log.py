@@ -49,6 +49,18 @@ def test_a_failure_tells_method_identifier_and_error(start_rat: StartRat, fault_
     }
 
 
+def test_what_a_failure_quotes_of_a_message_is_not_logged(start_rat: StartRat, fault_server: FaultServer) -> None:
+    body = b'{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"s3cret"}}'
+    fault_server.respond = lambda request: Response(400, body)
+    started = start_rat()
+    started.send(call(1))
+    text = f"ratd at {fault_server.address} answered HTTP 400"
+    assert started.error(1) == f"{text}: {body.decode()}"
+    (record,) = started.wait_record("relay failed")
+    assert record["error"] == text
+    assert "s3cret" not in "\n".join(started.log)
+
+
 def test_a_line_that_cannot_be_relayed_is_a_failure(start_rat: StartRat) -> None:
     started = start_rat()
     started.send(b"s3cret")

@@ -124,6 +124,11 @@ def test_a_whole_bundle_is_refused_with_the_directory_to_give(bundle: Bundle) ->
     )
 
 
+def test_the_directory_of_all_clients_is_refused_with_the_directory_to_give(bundle: Bundle) -> None:
+    clients = bundle.root / "clients"
+    assert_fails(clients, "files", f"{clients} holds the directories of clients: give one of them, {clients / 'NAME'}")
+
+
 def test_files_of_both_sides(side: Path, bundle: Bundle) -> None:
     shutil.copy(bundle.server / "server.key", side)
     assert_fails(side, "files", f"{side} holds files of both sides: copy one side's directory whole, and nothing else")
@@ -164,6 +169,15 @@ def traditional_key() -> bytes:
         ),
         ("client.crt", lambda good: good.replace(b"MII", b"M!I"), "holds a damaged PEM block: copy the file again"),
         ("client.crt", lambda good: good[: len(good) // 2], "holds a damaged PEM block: copy the file again"),
+        # OpenSSL looks for the boundaries at the beginning of a line, and so must whoever counts them.
+        ("ca.crt", lambda good: b" " + good, "holds 0 PEM blocks, expected one of CERTIFICATE"),
+        ("ca.crt", lambda good: good.replace(b"\n", b""), "holds a damaged PEM block: copy the file again"),
+        ("ca.crt", lambda good: good.replace(b"E-----\n", b"E-----"), "holds a damaged PEM block: copy the file again"),
+        (
+            "client.key",
+            lambda good: good.replace(b"-----END", b" -----END"),
+            "holds a damaged PEM block: copy the file again",
+        ),
         (
             "ca.crt",
             lambda good: good.replace(b"END CERTIFICATE", b"END OTHER"),
@@ -177,6 +191,14 @@ def test_a_file_that_is_no_single_pem_block_of_its_kind(
     file = side / name
     file.write_bytes(content(file.read_bytes()))
     assert_fails(side, "files", f"{file} {error}")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no such pipes")
+@pytest.mark.parametrize("name", ["ca.crt", "client.crt", "client.key"])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(side: Path, name: str) -> None:
+    (side / name).unlink()
+    os.mkfifo(side / name)
+    assert_fails(side, "files", f"cannot read {side / name}: a pipe, which can be read only once")
 
 
 @pytest.mark.parametrize("name", ["ca.crt", "client.crt"])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from bundles import SERVER, Bundle, write_side
-from fault_server import HANG
+from fault_server import HANG, unused_port
 from harness import call, rat_environment
 from test_tool_bundle import generate
 from test_tool_bundle import run as run_tool
@@ -198,6 +198,18 @@ def test_a_client_of_another_bundle_is_told_so_by_the_server(
         assert printed.endswith(f"  FAIL  MCP: {said}\n\ncheck failed: MCP\n")
     finally:
         end_nginx(process)
+
+
+def test_a_server_that_is_down_is_told_by_nginx(start_rat: StartRat, site: Site, tmp_path: Path) -> None:
+    with unused_port() as port:
+        process, address = start_nginx(tmp_path / "prefix", site.bundle / "server", port)
+        try:
+            harness = start_rat(address, site.bundle / "clients" / "laptop")
+            harness.send(call(1))
+            down = "nginx reaches no MCP server behind it, or waits in vain: is it running?"
+            assert harness.error(1) == f"ratd at {address} answered HTTP 502: {down}"
+        finally:
+            end_nginx(process)
 
 
 def test_a_client_without_a_certificate_is_not_served(site: Site) -> None:
