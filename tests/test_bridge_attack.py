@@ -1,4 +1,4 @@
-"""What a hostile server, a broken environment or a strange directory can do to it: nothing but an error of their own."""
+"""What a hostile server, a strange environment or a system that gives nothing can do: no more than earn an error."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -104,6 +105,13 @@ def test_a_usage_error_ends_the_process_with_status_2() -> None:
         "",
         "rat: the following arguments are required: -b/--bundle. See rat --help.\n",
     )
+
+
+def test_a_usage_error_without_a_stderr_has_its_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)  # as Python starts when descriptor 2 is closed
+    with pytest.raises(SystemExit) as exited:
+        rat.main(["--server", "nothing"])
+    assert exited.value.code == 2
 
 
 def test_version_tells_all_that_takes_part_in_a_connection() -> None:
