@@ -597,7 +597,7 @@ def _check_without_session(address: rat.Address, side: rat.Side, proxy: rat.Prox
     except rat.Failure as failure:
         raise _Step("MCP", str(failure)) from None
     if isinstance(answer, rat.Answer):
-        text = ratd.no_answer(answer, called=True)
+        text = str(ratd.no_answer(answer, called=True))
         if answer.status in (400, 404):
             text += ". It keeps sessions (Mcp-Session-Id), which rat does not: run the server stateless."
         raise _Step("MCP", text)
