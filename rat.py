@@ -1854,12 +1854,13 @@ class Relay:
         Leaves threads behind, waiting for the system: the caller ends the process with os._exit.
         """
         writer = self._start("writer", self._write)
-        self._start("reader", self._read)
         self._start("deadline", self._end_late)
+        self._start("reader", self._read)  # last, so that no worker takes the thread that another of these needs
         reason, status = self._wait_for_stop()
         self._in_flight.stop()
         self._answers.put(None)
-        writer.join(LAST_ANSWERS_SECONDS)
+        if writer.is_alive():
+            writer.join(LAST_ANSWERS_SECONDS)
         self._log.info("stopped", reason=reason)
         self._log.close(0.04)
         return status
@@ -1872,7 +1873,10 @@ class Relay:
                 self.stop(f"the {name} thread failed: {type(e).__name__}: {e}", 1)
 
         thread = threading.Thread(target=run, name=name, daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as e:
+            self.stop(f"the {name} thread failed: {e}", 1)
         return thread
 
     def _wait_for_stop(self) -> tuple[str, int]:

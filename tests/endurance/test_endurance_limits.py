@@ -112,3 +112,10 @@ def test_without_threads_calls_wait_or_fail_and_the_bridge_goes_on(
     after = rat.call("after")
     assert ("result" in after) == (workers > 0)
     assert rat.finish() == (0, [])
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can become a user without threads")
+def test_without_threads_for_itself_it_ends_saying_so(start_rat: StartRat) -> None:
+    rat = start_rat(patch=THREADS.replace("EXTRA", "2"))
+    assert rat.wait() == 1
+    assert rat.wait_record("stopped")[0]["reason"] == "the writer thread failed: can't start new thread"
