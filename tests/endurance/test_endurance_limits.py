@@ -83,7 +83,7 @@ def test_without_descriptors_a_call_fails_and_the_bridge_goes_on(
     rest = [rat.answer() for _ in range(64)]
     assert {str(each["id"]) for each in failed + rest} == {str(number) for number in range(100)}
     answered = len(rest) - len(errors(rat, rest))
-    assert 30 < answered < 64
+    assert 30 < answered <= 64
     assert rat.call("after")["result"] == {"method": "ping"}
     assert rat.finish() == (0, [])
     tell(
