@@ -65,14 +65,14 @@ def response(body: bytes) -> list[memoryview]:
     else:
         found = re.search(rb'"id":(\d+),.*"size":(\d+)', body)
         assert found is not None
-        params = {"name": "large", "arguments": {"size": int(found[2])}}
+        params: dict[str, object] = {"name": "large", "arguments": {"size": int(found[2])}}
         message = {"id": int(found[1]), "method": "tools/call", "params": params}
     if "id" not in message or "method" not in message:
         return [memoryview(b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n")]
-    method, params = message["method"], message.get("params") or {}
+    method, asked = message["method"], message.get("params") or {}
     if method == "initialize":
         result: object = {
-            "protocolVersion": params.get("protocolVersion", "2025-06-18"),
+            "protocolVersion": asked.get("protocolVersion", "2025-06-18"),
             "capabilities": {"tools": {}},
             "serverInfo": {"name": "floor", "version": "1"},
         }
@@ -84,9 +84,9 @@ def response(body: bytes) -> list[memoryview]:
         result = {}
     data = json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}, separators=(",", ":")).encode()
     pieces = [memoryview(data)]
-    if method == "tools/call" and params.get("name") == "large":
+    if method == "tools/call" and asked.get("name") == "large":
         before, _, after = data.partition(b"ok")
-        pieces = [memoryview(before), _FILLER[: params["arguments"]["size"]], memoryview(after)]
+        pieces = [memoryview(before), _FILLER[: int(asked["arguments"]["size"])], memoryview(after)]
     length = sum(map(len, pieces))
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % length
     return [memoryview(head + bytes(pieces[0])), *pieces[1:]]
