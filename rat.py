@@ -30,7 +30,6 @@ import heapq
 import http.client
 import json
 import os
-import platform
 import queue
 import re
 import shlex
@@ -2213,7 +2212,7 @@ def main(arguments: list[str] | None = None) -> int:
 def version_text() -> str:
     """What --version prints: the versions of everything that takes part in a connection."""
     library = urllib3.__version__  # type: ignore[attr-defined]
-    python = platform.python_version()
+    python = sys.version.split()[0]
     return f"rat {__version__} ({_form()}, Python {python}, {ssl.OPENSSL_VERSION}, urllib3 {library})"
 
 
