@@ -122,7 +122,7 @@ class Address(NamedTuple):
         """
         expected = f"expected HOST:PORT, such as ratd.example:7433 or [::1]:7433, not {text!r}"
         bracketed = r"\[([0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]"
-        match = re.fullmatch(rf"(?:{bracketed}|([^\s/@?#%\\:\[\]]+)):([0-9]{{1,5}})", text)
+        match = re.fullmatch(rf"(?:{bracketed}|([^\s\x00-\x1f\x7f/@?#%\\:\[\]<>\"^`{{|}}]+)):([0-9]{{1,5}})", text)
         if match is None or not 1 <= int(match[3]) <= 65535:
             raise ValueError(expected)
         host: str = match[1] or match[2]
@@ -502,17 +502,21 @@ def built_in_schema(tool: str) -> Mapping[str, object] | None:
     """The input schema (JSON Schema) of a tool of ratd, or None for any other.
 
     Installed, the files are the package rat_schemas; in a source tree, the folder schemas. Read through this
-    module's loader, which finds them in a zip or a frozen executable as well.
+    module's loader, which finds them in a zip or a frozen executable as well. Where they are not, beside a copy of this
+    file alone, no tool has one.
     """
     if tool not in _schemas:
         schema = None
         if re.fullmatch(r"[a-z_]{1,32}", tool):
             here = os.path.dirname(os.path.abspath(__file__))
             for place in ("rat_schemas", "schemas"):
-                with contextlib.suppress(OSError):
+                try:
                     data = __loader__.get_data(os.path.join(here, place, f"{tool}.json"))  # type: ignore[name-defined]
                     schema = json.loads(data)
                     break
+                except OSError as e:
+                    if e.errno in (errno.EMFILE, errno.ENFILE):  # too many are open: to be asked again
+                        return None
         if len(_schemas) > 1000:  # names come from the harness
             _schemas.clear()
         _schemas[tool] = schema
@@ -715,7 +719,8 @@ def _wait(message: Mapping[str, object]) -> float:
     if message.get("method") != "tools/call" or not isinstance(params, dict) or params.get("name") != "wait_window":
         return 0
     schema = built_in_schema("wait_window")
-    assert schema is not None
+    if schema is None:
+        return 0
     limits: dict[str, float] = schema["properties"]["max_seconds"]  # type: ignore[index]
     arguments = params.get("arguments")
     asked = arguments.get("max_seconds") if isinstance(arguments, dict) else None
@@ -1025,6 +1030,10 @@ class _Response(http.client.HTTPResponse):
                 fields[name] = value.strip()
         raise http.client.HTTPException("over 100 fields")
 
+    def _read_and_discard_trailer(self) -> None:
+        with contextlib.suppress(http.client.RemoteDisconnected):  # some end with the last chunk: http.client has it so
+            self._read_fields()  # which ends, as http.client's does not, however many there are
+
     def _read_next_chunk_size(self) -> int:
         size: int = super()._read_next_chunk_size()  # type: ignore[misc]
         if size < 0:  # int(line, 16) takes a sign, RFC 9112, section 7.1 does not
@@ -1209,21 +1218,24 @@ def environment_proxy(address: Address, environ: Mapping[str, str] = os.environ)
     given = environ.get("HTTPS_PROXY") or environ.get("https_proxy")
     if not given or _bypasses(address, environ.get("NO_PROXY") or environ.get("no_proxy") or ""):
         return None
-    from urllib.parse import unquote, urlsplit  # only with a proxy
+    from urllib.parse import unquote_to_bytes, urlsplit  # only with a proxy
 
     try:
         url = urlsplit(given if "://" in given else f"http://{given}")
-        host, port = url.hostname, url.port or {"http": 80, "https": 443}.get(url.scheme)
-    except ValueError:
-        host, port = None, None
-    if not host or not port or url.scheme not in ("http", "https"):
+        usual = {"http": 80, "https": 443}[url.scheme]
+        host, port = url.hostname or "", url.port or usual
+        host = Address.parse(f"[{host}]:{port}" if ":" in host else f"{host}:{port}").host
+    except (ValueError, KeyError):
         # Never the value itself: it may hold a password.
-        raise ValueError("HTTPS_PROXY names no http:// or https:// proxy: set it to http://HOST:PORT, or unset it")
+        raise ValueError(
+            "HTTPS_PROXY names no http:// or https:// proxy: set it to http://HOST:PORT, or unset it"
+        ) from None
     netloc = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     authorization = None
     if url.username is not None:
-        credentials = f"{unquote(url.username)}:{unquote(url.password or '')}"
-        authorization = f"Basic {base64.b64encode(credentials.encode()).decode()}"
+        # As bytes: they need not be UTF-8, neither as they stand in the environment nor once decoded.
+        user, password = (unquote_to_bytes(os.fsencode(part or "")) for part in (url.username, url.password))
+        authorization = f"Basic {base64.b64encode(user + b':' + password).decode()}"
     return Proxy(f"{url.scheme}://{netloc}", netloc, authorization)
 
 
@@ -1241,7 +1253,7 @@ def _bypasses(address: Address, patterns: str) -> bool:
     if host == "localhost" or host.endswith(".localhost") or (ip is not None and ip.is_loopback):
         return True
     for pattern in patterns.lower().replace(",", " ").split():
-        match = re.fullmatch(r"\[(.*)\](?::(\d+))?|([^:]*)(?::(\d+))?|(.*)", pattern)
+        match = re.fullmatch(r"\[(.*)\](?::(\d{1,5}))?|([^:]*)(?::(\d{1,5}))?|(.*)", pattern)
         assert match is not None
         name, port = match[1] or match[3] or match[5] or "", match[2] or match[4]
         if port and int(port) != address.port:
@@ -2184,6 +2196,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     _own_standard_streams()
     warnings.simplefilter("ignore")  # a library's are not for the person who reads stderr
+    # Whatever PYTHONINTMAXSTRDIGITS says: a message may hold more digits, and int() takes the square of their time.
+    if hasattr(sys, "set_int_max_str_digits"):
+        sys.set_int_max_str_digits(4300)
     # A message nested as deep as the recursion limit of any Python would overflow the small stacks of some systems.
     threading.stack_size(4 << 20)
     log = Log(flags.log_level)

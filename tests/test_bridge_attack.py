@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import shutil
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from fault_server import Connection, result
-from harness import call
+from fault_server import Connection, FaultServer, Response, result
+from harness import RAT, Harness, call
 
 import rat as bridge
 
 if TYPE_CHECKING:
-    from conftest import Conversation
+    from pathlib import Path
+
+    from conftest import Conversation, StartRat
 
 
 # Heads of a response
@@ -114,3 +119,72 @@ def test_a_length_of_thousands_of_digits_is_none(conversation: Conversation) -> 
     server.scripts = [script]
     harness.send(call(1))
     assert harness.line() == result(1)
+
+
+# Bodies
+
+
+ENDLESS = {
+    "trailers": b"5\r\n%s\r\n0\r\n" % result(1)[:5] + b"X: y\r\n" * 200,
+    "a trailer": b"0\r\nX: " + b"x" * 70_000,
+}
+
+
+@pytest.mark.parametrize("body", ENDLESS.values(), ids=list(ENDLESS))
+def test_trailers_without_end_are_not_read(conversation: Conversation, body: bytes) -> None:
+    server, harness = conversation
+
+    def script(connection: Connection) -> None:
+        connection.handshake()
+        assert server.receive(connection)
+        connection.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", body)
+        connection.wait_end()
+
+    server.cut_all()
+    server.scripts = [script]
+    harness.send(call(1))
+    assert harness.error(1) == f"ratd at {server.address} sent an invalid response: not an HTTP response"
+
+
+# What the system does not give
+
+
+WAIT = call(1, "tools/call", {"name": "wait_window"})
+
+
+def test_a_copy_of_the_file_alone_knows_no_schema(
+    client_side: Path, tmp_path: Path, conversation: Conversation
+) -> None:
+    shutil.copy(RAT, tmp_path)
+    command = [sys.executable, str(tmp_path / "rat.py"), "--server", conversation.server.address]
+    harness = Harness([*command, "--bundle", str(client_side)])
+    try:
+        harness.send(WAIT)
+        assert harness.line() == result(1, {"method": "tools/call"})
+    finally:
+        harness.close()
+
+
+def test_a_schema_that_cannot_be_opened_is_read_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Exhausted:
+        """A loader while too many files are open, which a test cannot have without ending itself."""
+
+        def get_data(self, path: str) -> bytes:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(bridge, "_schemas", {})
+    with monkeypatch.context() as patch:
+        patch.setattr(bridge, "__loader__", Exhausted())
+        assert bridge.read_message(WAIT).wait == 0
+    assert bridge.read_message(WAIT).wait == 20
+
+
+@pytest.mark.parametrize("digits", ["640", "0"])
+def test_the_digits_of_integers_are_not_for_the_environment_to_limit(
+    start_rat: StartRat, fault_server: FaultServer, digits: str
+) -> None:
+    fault_server.respond = lambda request: Response(500)
+    rat = start_rat(environment={"PYTHONINTMAXSTRDIGITS": digits})
+    for count in (1000, 5000, 1_000_000):  # the last would take int() seconds
+        rat.send(call(1).replace(b'"id":1', b'"id":' + b"1" * count))
+        assert rat.line().startswith(b'{"jsonrpc":"2.0","id":' + b"1" * count + b",")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from typing import TYPE_CHECKING
 
@@ -231,7 +232,18 @@ def test_a_user_without_a_password(start_rat: StartRat, proxy: ConnectProxy, fau
 
 
 @pytest.mark.parametrize(
-    "value", ["socks5://u:s3cret@h:1", "http://", "http://u:s3cret@", "http://u:s3cret@h:port", "http://u:s3cret@[::1"]
+    "value",
+    [
+        "socks5://u:s3cret@h:1",
+        "http://",
+        "http://u:s3cret@",
+        "http://u:s3cret@h:port",
+        "http://u:s3cret@[::1",
+        "http://u:s3cret@two words:1",
+        "http://u:s3cret@h%20:1",
+        "http://u:s3cret@<h>:1",
+        "http://u:s3cret@\udcff:1",  # as Python gives what is no UTF-8
+    ],
 )
 def test_a_proxy_that_cannot_be_used_is_told_at_startup(value: str, client_side: Path) -> None:
     assert run_rat(["--server", "ratd.test:7433", "--bundle", str(client_side)], {"HTTPS_PROXY": value}) == (
@@ -239,6 +251,25 @@ def test_a_proxy_that_cannot_be_used_is_told_at_startup(value: str, client_side:
         "",
         "rat: HTTPS_PROXY names no http:// or https:// proxy: set it to http://HOST:PORT, or unset it\n",
     )
+
+
+@pytest.mark.parametrize(
+    ("url", "credentials"),
+    [
+        ("http://u%C3%A9:p%3A@p:1", "ué:p:".encode()),
+        ("http://u%e9:p@p:1", b"u\xe9:p"),
+        ("http://u\udce9:p@p:1", b"u\xe9:p"),
+        ("http://:@p:1", b":"),
+    ],
+)
+def test_credentials_are_bytes_of_any_kind(url: str, credentials: bytes) -> None:
+    proxy = rat.environment_proxy(rat.Address.parse("ratd.test:7433"), {"HTTPS_PROXY": url})
+    assert proxy == ("http://p:1", "p:1", f"Basic {base64.b64encode(credentials).decode()}")
+
+
+def test_the_name_of_a_proxy_may_be_of_any_language() -> None:
+    proxy = rat.environment_proxy(rat.Address.parse("ratd.test:7433"), {"HTTPS_PROXY": "http://prüfung.test:1"})
+    assert proxy == ("http://xn--prfung-4ya.test:1", "xn--prfung-4ya.test:1", None)
 
 
 # Which servers it is for
@@ -322,8 +353,10 @@ def test_this_machine_is_never_reached_through_a_proxy(address: str) -> None:
         ("[fd00::1]:1", "[fd00::1]:2", False),
         ("[fd00::1]:1", "fd01::/16", False),
         ("[fd00::1]:1", "10.0.0.0/8", False),
+        ("ratd.test:7433", "ratd.test:" + "7" * 5000, False),
+        ("ratd.test:7433", "ratd.test:" + "7" * 5000 + ",ratd.test", True),
     ],
-    ids=range(33),
+    ids=range(35),
 )
 def test_no_proxy(address: str, patterns: str, bypasses: bool) -> None:
     for name in ("NO_PROXY", "no_proxy"):
