@@ -433,6 +433,11 @@ def main() -> int:
     work.mkdir(parents=True, exist_ok=True)
     output: Path = given.output.absolute()
     output.mkdir(parents=True, exist_ok=True)
+    if not given.root:
+        # All of it is made anew; what an earlier commit left would be listed as of this one.
+        for pattern in ("rat-*", "rat_mcp-*", "rat.pyz", "linux-*-glibc*", "SHA256SUMS"):
+            for path in output.glob(pattern):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
     source = copy_source(work)
     python = make_environment(work)
     print(f"rat {source.version}, dated {source.epoch}")
