@@ -32,6 +32,7 @@ import json
 import os
 import queue
 import re
+import select
 import shlex
 import signal
 import socket
@@ -2149,7 +2150,10 @@ class Log:
             data = memoryview(f"{record}\n".encode("utf-8", "backslashreplace"))
             with contextlib.suppress(OSError):  # there is nowhere left to say it
                 while data:
-                    data = data[os.write(self._sink, data) :]
+                    try:
+                        data = data[os.write(self._sink, data) :]
+                    except BlockingIOError:  # a stderr shared with the harness, which may want it so
+                        select.select([], [self._sink], [])
 
     def close(self, seconds: float) -> None:
         """Wait for what was logged to be written, for ``seconds`` at most: stderr may be blocked."""

@@ -107,7 +107,7 @@ class Harness:
     """A ``rat`` process, and what a harness does with it.
 
     ``read_output`` and ``read_errors`` False leave stdout and stderr unread, as a harness that is
-    stuck, until `start_reading_errors`; ``blocking`` False hands it non-blocking stdin and stdout.
+    stuck, until `start_reading_errors`; ``blocking`` False hands it non-blocking standard streams.
     `close` must be called; the fixture ``start_rat`` does.
     """
 
@@ -124,7 +124,7 @@ class Harness:
         standard_input, stdin = os.pipe()
         stdout, standard_output = os.pipe()
         stderr, standard_error = os.pipe()
-        for descriptor in (standard_input, standard_output):
+        for descriptor in (standard_input, standard_output, standard_error):
             os.set_blocking(descriptor, blocking)
         self.process = subprocess.Popen(
             command,

@@ -189,8 +189,9 @@ def test_nothing_of_a_message_is_in_the_log(start_rat: StartRat, fault_server: F
 # A harness that does not read stderr
 
 
-def test_an_unread_log_blocks_nothing(start_rat: StartRat) -> None:
-    started = start_rat(read_errors=False)
+@pytest.mark.parametrize("blocking", [True, False])
+def test_an_unread_log_blocks_nothing(start_rat: StartRat, blocking: bool) -> None:
+    started = start_rat(read_errors=False, blocking=blocking)
     count = 5000  # a pipe and the queue hold fewer records
     for _ in range(count // 100):
         started.send(*[b"no"] * 100)
