@@ -2176,8 +2176,8 @@ def _quoted(value: str) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """Run the bridge with the arguments of a command line (those of the process by default).
 
-    Returns the exit status when it does not start: 1 for a client directory or a proxy that cannot be used. Once it
-    relays it ends the process. Raises SystemExit(2) on usage.
+    Returns the exit status when it does not start: 1 for a client directory or a proxy that cannot be used, or no
+    thread to be had. Once it relays it ends the process. Raises SystemExit(2) on usage.
     """
     parser = FlagParser(
         prog="rat",
@@ -2189,15 +2189,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--version", action=PrintVersion, nargs=0, help="print the version and exit")
     flags = parser.parse_args(arguments)
     try:
-        proxy = environment_proxy(flags.server)
-        side = load_side(flags.bundle)
-        ratd = Ratd(flags.server, side, proxy)
-    except (ValueError, OSError) as e:  # of which a BundleError is one
+        _start_relay(flags.server, flags.bundle, flags.log_level)
+    except (ValueError, OSError, RuntimeError) as e:  # a BundleError is the first, no thread for the log the last
         if sys.stderr is not None:  # print would take stdout for it
             print("rat:", str(e).replace("\n", "\\n"), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 0
+
+
+def _start_relay(server: Address, bundle: str, level: str) -> NoReturn:
+    """Relay until told to stop, and end the process. What it raises, it raises before the first message."""
+    proxy = environment_proxy(server)
+    side = load_side(bundle)
+    ratd = Ratd(server, side, proxy)
     _own_standard_streams()
     warnings.simplefilter("ignore")  # a library's are not for the person who reads stderr
     # Whatever PYTHONINTMAXSTRDIGITS says: a message may hold more digits, and int() takes the square of their time.
@@ -2205,7 +2210,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.set_int_max_str_digits(4300)
     # A message nested as deep as the recursion limit of any Python would overflow the small stacks of some systems.
     threading.stack_size(4 << 20)
-    log = Log(flags.log_level)
+    log = Log(level)
     relay = Relay(ratd, log)
     if os.name != "nt":
         signal.set_wakeup_fd(relay.wakeup, warn_on_full_buffer=False)
@@ -2214,7 +2219,7 @@ def main(arguments: list[str] | None = None) -> int:
     log.info(
         "relaying",
         version=__version__,
-        server=flags.server.text,
+        server=server.text,
         tenant=side.tenant,
         session=side.name,
         expires=side.expires.date(),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from fault_server import Connection, FaultServer, Response, result
-from harness import RAT, Harness, call
+from harness import RAT, Harness, call, rat_command, read_record, run_rat
 
 import rat as bridge
 
@@ -188,3 +188,26 @@ def test_the_digits_of_integers_are_not_for_the_environment_to_limit(
     for count in (1000, 5000, 1_000_000):  # the last would take int() seconds
         rat.send(call(1).replace(b'"id":1', b'"id":' + b"1" * count))
         assert rat.line().startswith(b'{"jsonrpc":"2.0","id":' + b"1" * count + b",")
+
+
+# A system without threads cannot be had in a test: the limit of them is one for all of a user's processes.
+NO_THREADS = """
+import threading
+start = threading.Thread.start
+def limited(self):
+    if self.name == {name!r}:
+        raise RuntimeError("can't start new thread")
+    start(self)
+threading.Thread.start = limited
+"""
+
+
+@pytest.mark.parametrize("name", ["log", "writer", "reader", "deadline"])
+def test_without_threads_it_says_so_and_ends(client_side: Path, name: str) -> None:
+    flags = ["--server", "127.0.0.1:1", "--bundle", str(client_side)]
+    status, output, errors = run_rat(flags, command=rat_command(NO_THREADS.format(name=name)))
+    assert (status, output) == (1, "")
+    if name == "log":
+        assert errors == "rat: can't start new thread\n"
+    else:
+        assert read_record(errors.splitlines()[-1])["reason"] == f"the {name} thread failed: can't start new thread"
