@@ -151,6 +151,13 @@ class Harness:
         self._watchdog.daemon = True
         self._watchdog.start()
 
+    def allow(self, seconds: float) -> None:
+        """Take the process for one that hangs only after so long from now."""
+        self._watchdog.cancel()
+        self._watchdog = threading.Timer(seconds, self.process.kill)
+        self._watchdog.daemon = True
+        self._watchdog.start()
+
     def _start(self, target: Callable[[], None]) -> None:
         thread = threading.Thread(target=target, name=f"{target.__name__} {self.process.pid}")
         self._threads.append(thread)

@@ -67,6 +67,7 @@ def test_every_call_gets_one_answer_whatever_fails(start_rat: StartRat, server_s
     server = FailingServer(server_side, chance)
     try:
         rat = start_rat(server.address, level="error")
+        rat.allow(sized(120, 3600))
         open_calls: set[int] = set()
         canceled: set[int] = set()
         cancellations: list[tuple[int, int]] = []  # when, in answers read, and what

@@ -170,6 +170,7 @@ def test_whatever_a_harness_writes_is_answered(fault_server: FaultServer, start_
 
     fault_server.respond = respond
     rat = start_rat(level="error")
+    rat.allow(sized(120, 3600))
 
     def write() -> None:
         at = 0
