@@ -1450,7 +1450,7 @@ class Ratd:
                         yield answer
                     pieces = []
                     # By read1: a read(n) of a malformed chunked body can take far more than n.
-                    while piece := response.read1(_PIECE):
+                    while not response.closed and (piece := response.read1(_PIECE)):
                         received += len(piece)
                         if stream is not None:
                             for _, data in stream.feed(piece):
