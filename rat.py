@@ -917,8 +917,7 @@ class Exchange:
             yield
         finally:
             del _worker.exchange
-            with self.lock:
-                self.connection = None
+            self.check_in()
 
     def end(self) -> bool:
         """End the exchange from any thread: its socket is shut, and no other will be attached.
@@ -1089,14 +1088,12 @@ class Connection(urllib3.connection.HTTPSConnection):
                 sock = socket.socket(family, kind, protocol)
                 self._connect_socket(sock, address, share)
                 return sock
-            except Ended:
-                if sock is not None:
-                    sock.close()
-                raise
             except OSError as e:
-                error = e
                 if sock is not None:
                     sock.close()
+                if isinstance(e, Ended):
+                    raise
+                error = e
         raise error
 
     def _connect_socket(self, sock: socket.socket, address: tuple[object, ...], seconds: float) -> None:
@@ -1224,14 +1221,14 @@ def environment_proxy(address: Address, environ: Mapping[str, str] = os.environ)
     try:
         url = urlsplit(given if "://" in given else f"http://{given}")
         usual = {"http": 80, "https": 443}[url.scheme]
-        host, port = url.hostname or "", url.port or usual
-        host = Address.parse(f"[{host}]:{port}" if ":" in host else f"{host}:{port}").host
+        host, port = (url.hostname or "").encode("idna").decode(), url.port or usual
+        netloc = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        Address.parse(netloc)
     except (ValueError, KeyError):
         # Never the value itself: it may hold a password.
         raise ValueError(
             "HTTPS_PROXY names no http:// or https:// proxy: set it to http://HOST:PORT, or unset it"
         ) from None
-    netloc = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     authorization = None
     if url.username is not None:
         # As bytes: they need not be UTF-8, neither as they stand in the environment nor once decoded.
@@ -1743,15 +1740,18 @@ def read_lines(descriptor: int) -> Iterator[bytes | None]:
     A line ends in LF or CRLF (MCP, stdio transport). What is over `MESSAGE_LIMIT` is told as soon as it is known,
     then drained without being held. Raises OSError when reading fails.
     """
+
+    def whole(line: bytes) -> bytes | None:
+        line = line[:-1] if line.endswith(b"\r") else line
+        return line if len(line) <= MESSAGE_LIMIT else None
+
     pending: list[bytes] = []
     size = 0  # of what is pending; -1 while a line over the limit is drained
     while chunk := os.read(descriptor, _PIECE):  # what a pipe holds; more would be mapped and unmapped for each read
         *ended, rest = chunk.split(b"\n")
         for piece in ended:
             if size >= 0:
-                line = b"".join((*pending, piece)) if pending else piece
-                line = line[:-1] if line.endswith(b"\r") else line
-                yield line if len(line) <= MESSAGE_LIMIT else None
+                yield whole(b"".join((*pending, piece)) if pending else piece)
             pending, size = [], 0
         if rest and size >= 0:
             pending.append(rest)
@@ -1760,9 +1760,7 @@ def read_lines(descriptor: int) -> Iterator[bytes | None]:
                 pending, size = [], -1
                 yield None
     if size > 0:
-        line = b"".join(pending)
-        line = line[:-1] if line.endswith(b"\r") else line
-        yield line if len(line) <= MESSAGE_LIMIT else None
+        yield whole(b"".join(pending))
 
 
 def one_line(body: bytes) -> bytes:
