@@ -930,7 +930,12 @@ class Exchange:
     def _end(self, shut: bool) -> bool:  # with the lock held
         first = not self.ended
         self.ended = True
-        if shut and first and self.connection is not None and self.connection.raw is not None:
+        if shut and first:
+            self._shut()
+        return first
+
+    def _shut(self) -> None:  # with the lock held
+        if self.connection is not None and self.connection.raw is not None:
             with contextlib.suppress(OSError):
                 if self.stage == "answer":
                     # What is shut tells a server nothing that is blocked in writing, and neither does a close of what
@@ -938,7 +943,6 @@ class Exchange:
                     self.connection.raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 # Not raw.shutdown(): that of an SSLSocket also drops its TLS object, under a worker that is reading.
                 socket.socket.shutdown(self.connection.raw, socket.SHUT_RDWR)
-        return first
 
     def check_out(self, connection: Connection) -> None:
         """Own a connection that the pool gives out. Raises Ended."""
@@ -1590,6 +1594,11 @@ class Posting(Exchange):
         self.unanswered = list(message.calls)  # guarded by the lock; changed by the worker alone
 
     @property
+    def is_over(self) -> bool:  # with the lock held
+        """Whether it is settled, and its worker has no connection for it any more."""
+        return self.ended and self.connection is None
+
+    @property
     def allowed(self) -> float:
         """Seconds that it had when it is late: of silence, or in all."""
         # As `InFlight.stream` adds them up: taking the start off again would lose a little.
@@ -1609,7 +1618,8 @@ class InFlight:
         self._changed = threading.Condition(self._lock)
         self._postings: set[Posting] = set()
         self._calls: dict[tuple[str, object], list[Posting]] = {}  # the latest of one identifier last
-        # (when, order, posting): settled ones stay until they are due or too many, and hold no line any more.
+        # (when, order, posting): settled ones stay until they are due or too many, and hold no line any more. One whose
+        # worker still has a connection then, reading a stream out after its response, loses it.
         self._deadlines: list[tuple[float, int, Posting]] = []
         self._order = 0
         self._stopped = False
@@ -1636,15 +1646,18 @@ class InFlight:
                 return False
             posting.started = time.monotonic()
             posting.due = posting.started + posting.seconds
-            self._order += 1
-            entry = (posting.due, self._order, posting)
             if len(self._deadlines) > 64 + 2 * len(self._postings):
-                self._deadlines = [entry for entry in self._deadlines if not entry[2].ended]
+                self._deadlines = [entry for entry in self._deadlines if not entry[2].is_over]
                 heapq.heapify(self._deadlines)
-            heapq.heappush(self._deadlines, entry)
-            if self._deadlines[0] is entry:
-                self._changed.notify()
+            self._await(posting)
             return True
+
+    def _await(self, posting: Posting) -> None:  # with the lock held
+        self._order += 1
+        entry = (posting.due, self._order, posting)
+        heapq.heappush(self._deadlines, entry)
+        if self._deadlines[0] is entry:
+            self._changed.notify()
 
     def stream(self, posting: Posting, line: bytes | None, answered: Sequence[object] = ()) -> bool:
         """Queue a line of an event stream and extend its time; settles the posting when its last call is answered.
@@ -1657,6 +1670,9 @@ class InFlight:
             for key in answered:
                 posting.unanswered.remove(next(call for call in posting.unanswered if call.key == key))
             if answered and not posting.unanswered:
+                if posting.due == float("inf"):  # reading the stream out is not for ever
+                    posting.due = time.monotonic() + posting.seconds
+                    self._await(posting)
                 return self._settle(posting, line, shut=False)
             if line is not None:
                 self._answers.put(line)
@@ -1706,7 +1722,7 @@ class InFlight:
         """Wait for a posting whose time is over and is not settled; None when the register was stopped."""
         with self._lock:
             while not self._stopped:
-                while self._deadlines and self._deadlines[0][2].ended:
+                while self._deadlines and self._deadlines[0][2].is_over:
                     heapq.heappop(self._deadlines)
                 if not self._deadlines:
                     self._changed.wait()
@@ -1718,7 +1734,10 @@ class InFlight:
                 remaining = due - time.monotonic()
                 if remaining <= 0:
                     heapq.heappop(self._deadlines)
-                    return posting
+                    if not posting.ended:
+                        return posting
+                    posting._shut()
+                    continue
                 self._changed.wait(min(remaining, STREAM_SECONDS))
             return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import socket
@@ -298,6 +299,30 @@ def test_what_follows_the_response_is_not_read_for_ever(server: FaultServer, rat
     assert rat_process.line() == result(1)
     server.wait_report("closed")
     rat_process.call(2)
+
+
+@pytest.mark.parametrize("method", ["stream", "subscriptions/listen"])
+def test_what_drips_after_the_response_holds_no_worker_longer_than_a_call(
+    start_rat: StartRat, fault_server: FaultServer, method: str
+) -> None:
+    """Each byte comes in time for one operation of the socket, and the line that they are of has no end."""
+
+    def behavior(connection: Connection, request: Request) -> bool:
+        Stream(connection).send(event(PROGRESS), event(result(1)))
+        pause = threading.Event()
+        with contextlib.suppress(OSError):
+            while not pause.wait(0.03):
+                connection.send(b"0")
+        fault_server.report("closed")
+        return False
+
+    behave(fault_server, behavior)
+    rat = start_rat(patch="rat.REQUEST_SECONDS = 1")
+    rat.send(call(1, method))
+    assert [rat.line(), rat.line()] == [PROGRESS, result(1)]
+    fault_server.wait_report("closed")
+    rat.call(2)
+    assert rat.finish() == (0, [])
 
 
 # Streams that fail
