@@ -1281,6 +1281,16 @@ for _option, _value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPALIVE", 60), ("TCP_KEEPI
         _SOCKET_OPTIONS.append((socket.IPPROTO_TCP, getattr(socket, _option), _value))
 
 
+def public_context() -> ssl.SSLContext:
+    """A client's TLS configuration that trusts public CAs, those of certifi.
+
+    Given as text: a file of certifi's would be written to a temporary directory when it lies in a zip.
+    """
+    import certifi  # only for those who need it
+
+    return ssl.create_default_context(cadata=certifi.contents())
+
+
 def pool_manager(address: Address, side: Side, proxy: Proxy | None = None) -> urllib3.PoolManager:
     """A urllib3 manager for requests to ``https://HOST:PORT`` over mutual TLS, as a client side of a bundle.
 
@@ -1303,9 +1313,7 @@ def pool_manager(address: Address, side: Side, proxy: Proxy | None = None) -> ur
         manager = urllib3.PoolManager(1, **options)  # type: ignore[arg-type]
     else:
         if proxy.url.startswith("https:"):
-            import certifi
-
-            public = ssl.create_default_context(cadata=certifi.contents())
+            public = public_context()
             public.sslsocket_class = TlsSocket
             options["proxy_ssl_context"] = public
         if proxy.authorization:

@@ -19,7 +19,6 @@ import ssl
 import sys
 import threading
 import unicodedata
-import urllib.request
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,12 +27,12 @@ from heapq import nlargest, nsmallest
 from typing import Generic, NamedTuple, TypeVar, Union
 from urllib.parse import urlsplit
 
-import certifi
 import urllib3
 import urllib3.exceptions
 
 import rat
 from ratel.trace import RatelError
+from ratel.transports import web_manager
 
 METHODS = ("bm25", "semantic", "hybrid")
 
@@ -368,17 +367,7 @@ class EmbeddingEndpoint:
             raise ValueError(f"embedding needs url, an http:// or https:// URL, not {self._url!r}")
         # Neither what it may hold in credentials nor its query is told.
         self.name = f"the embedding endpoint {scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-        options: dict[str, object] = {"timeout": urllib3.Timeout(connect=10.0, read=EMBEDDING_SECONDS)}
-        if scheme == "https":
-            context = ssl.create_default_context(cafile=certifi.where())
-            context.load_default_certs()
-            options["ssl_context"] = context
-        bypass = host in ("localhost", "::1") or host.startswith("127.") or urllib.request.proxy_bypass(host)
-        proxy = None if bypass else urllib.request.getproxies().get(scheme)
-        if proxy:
-            self._http: urllib3.PoolManager = urllib3.ProxyManager(proxy, **options)  # type: ignore[arg-type]
-        else:
-            self._http = urllib3.PoolManager(**options)  # type: ignore[arg-type]
+        self._http, _ = web_manager(self._url, timeout=urllib3.Timeout(connect=10.0, read=EMBEDDING_SECONDS))
 
     def embed(self, texts: list[str]) -> Vectors:
         """The vectors of texts, as the endpoint gives them. Raises EmbeddingError."""

@@ -13,6 +13,7 @@ under a tenth of a millisecond; a pool of workers would have to be bounded, and 
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import errno
 import http.client
@@ -33,7 +34,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 from urllib.parse import urljoin, urlsplit
 
-import certifi
 import urllib3
 import urllib3.connection
 import urllib3.exceptions
@@ -168,7 +168,7 @@ class Outcome(NamedTuple):
     text: str = ""
 
 
-class Connection:
+class Connection(abc.ABC):
     """An open way to a server. Any thread may call any method.
 
     ``lost`` is why it can no longer be used, None while it can. A call is in ``_calls`` until whoever takes it out
@@ -185,32 +185,32 @@ class Connection:
         self._calls: dict[int, Call] = {}  # guarded by the lock
         self.lost: TransportError | None = None  # written once, under the lock
 
-    def start(self, until: float) -> None:
+    def start(self, until: float) -> None:  # noqa: B027 - there may be nothing to establish
         """Establish what needs establishing, by ``until``. Raises TransportError."""
 
+    @abc.abstractmethod
     def send(self, call: Call) -> None:
         """Send a request; its outcome comes by its queue. Does not wait and raises nothing."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def notify(self, body: bytes, headers: Mapping[str, str], until: float) -> None:
         """Send a notification. Raises TransportError when it certainly was not delivered."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def tell(self, body: bytes, headers: Mapping[str, str]) -> None:
         """Send a notification or a reply that nobody waits for. Raises nothing."""
-        raise NotImplementedError
 
     def abandon(self, call: Call) -> None:
         """Want no outcome any more."""
         with self._lock:
             self._calls.pop(call.identifier, None)
 
-    def end_session(self, headers: Mapping[str, str]) -> None:
+    def end_session(self, headers: Mapping[str, str]) -> None:  # noqa: B027 - nor a session
         """Tell the server that its session is over, where there are sessions."""
 
+    @abc.abstractmethod
     def close(self) -> None:
         """Fail the calls in flight and leave nothing behind: no process, socket or thread. Raises nothing."""
-        raise NotImplementedError
 
     def _register(self, call: Call) -> bool:
         with self._lock:
@@ -808,40 +808,41 @@ def _place(url: str) -> str:
     return f"{parts.scheme}://{host}{f':{parts.port}' if parts.port else ''}{parts.path}"
 
 
-def _web_endpoint(url: str) -> _Endpoint:
-    """The endpoint of a URL, by the proxy of the environment if there is one.
+def web_manager(url: str, **options: object) -> tuple[urllib3.PoolManager, rat.Proxy | None]:
+    """A urllib3 manager for the web server of a URL, with ``options`` of urllib3's, and the proxy of the environment
+    that it goes through, if there is one.
 
-    Certificates are judged by certifi and by what the system trusts (SSL_CERT_FILE included), unlike ratd's.
+    Certificates are judged by certifi and by what the system trusts (SSL_CERT_FILE included), unlike ratd's. Raises
+    ValueError for a proxy that cannot be used.
     """
     scheme, host, port = _origin(url)
     assert host is not None
     assert port is not None
-    peer = f"MCP server at {_place(url)}"
-    options: dict[str, object] = {
-        "maxsize": rat.WORKERS,
-        "retries": False,
-        "socket_options": [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)],
-    }
     if scheme == "https":
-        context = ssl.create_default_context(cafile=certifi.where())
+        context = rat.public_context()
         context.load_default_certs()
         context.sslsocket_class = rat.TlsSocket
         options["ssl_context"] = context
     environ = os.environ if scheme == "https" else _PlainEnvironment(os.environ)
+    proxy = rat.environment_proxy(rat.Address(host, port, url), environ)
+    if proxy is None:
+        return urllib3.PoolManager(1, **options), None  # type: ignore[arg-type]
+    if proxy.authorization:
+        options["proxy_headers"] = {"Proxy-Authorization": proxy.authorization}
+    return urllib3.ProxyManager(proxy.url, 1, **options), proxy  # type: ignore[arg-type]
+
+
+def _web_endpoint(url: str) -> _Endpoint:
+    """The endpoint of a URL, by the proxy of the environment if there is one."""
+    scheme, host, port = _origin(url)
+    options = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
     try:
-        proxy = rat.environment_proxy(rat.Address(host, port, url), environ)
+        manager, proxy = web_manager(url, maxsize=rat.WORKERS, retries=False, socket_options=options)
     except ValueError as e:
         raise TransportError(str(e)) from None
-    if proxy is not None and proxy.authorization:
-        options["proxy_headers"] = {"Proxy-Authorization": proxy.authorization}
-    manager = (
-        urllib3.PoolManager(1, **options)  # type: ignore[arg-type]
-        if proxy is None
-        else urllib3.ProxyManager(proxy.url, 1, **options)  # type: ignore[arg-type]
-    )
     manager.pool_classes_by_scheme = {"http": _PlainPool, "https": _WebPool}
     pool = manager.connection_from_host(host, port, scheme)
-    whole = _Endpoint(pool, url if proxy is not None and scheme == "http" else "", peer)
+    whole = _Endpoint(pool, url if proxy is not None and scheme == "http" else "", f"MCP server at {_place(url)}")
     return whole.at(url)
 
 

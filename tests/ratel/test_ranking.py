@@ -114,6 +114,7 @@ def test_a_name_is_indexed_whole_and_split_and_stop_words_are_not(text: str, exp
     assert terms(text) == expected
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_any_text_has_terms_that_are_words(text: str) -> None:
     assert all(term and term == term.strip() for term in terms(text))
@@ -671,11 +672,24 @@ def test_an_endpoint_without_a_key_is_sent_none(endpoint: Endpoint) -> None:
 
 
 def test_an_endpoint_on_loopback_is_asked_without_a_proxy(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.delenv("no_proxy", raising=False)
     ranked({"a": "north"}, "hybrid", endpoint.spec())
     assert len(endpoint.asked) == 1
+
+
+def test_an_endpoint_is_asked_through_the_proxy_of_the_environment_with_its_credentials(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = endpoint.spec()
+    monkeypatch.setenv("http_proxy", str(spec["url"]).replace("://", "://user:p%20w@"))
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    ranked({"a": "north"}, "hybrid", {**spec, "url": "http://embed.invalid/v1/embeddings"})
+    ((target, fields, _),) = endpoint.asked
+    assert target == "http://embed.invalid/v1/embeddings"
+    assert fields["proxy-authorization"] == "Basic dXNlcjpwIHc="
 
 
 def test_answers_that_do_not_number_their_vectors_are_in_order(endpoint: Endpoint) -> None:
