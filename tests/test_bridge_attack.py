@@ -34,9 +34,9 @@ class Received:
         return io.BufferedReader(io.BytesIO(self.received))  # type: ignore[arg-type]
 
 
-def read_head(head: bytes) -> bridge._Response:
+def read_head(head: bytes) -> bridge.Response:
     """The response with a head, which ends in line feeds alone."""
-    response = bridge._Response(Received(head.replace(b"\n", b"\r\n")), method="POST")  # type: ignore[arg-type]
+    response = bridge.Response(Received(head.replace(b"\n", b"\r\n")), method="POST")  # type: ignore[arg-type]
     response.begin()
     return response
 
@@ -46,6 +46,9 @@ def read_head(head: bytes) -> bridge._Response:
     [
         (b"Content-Length: 5\n", 5),
         (b"Content-Length:005 \n", 5),
+        (b"Content-Length: 5\nContent-Length: 5\n", 5),
+        (b"Content-Length: 5, 5\n", 5),
+        (b"Content-Length: 5\nContent-Length: 6\nTransfer-Encoding: chunked\n", None),
         (b"Content-Length: 5\nTransfer-Encoding: Chunked\n", None),
         (b"Content-Length: -5\n", None),
         (b"Content-Length: +5\n", None),
@@ -86,6 +89,7 @@ BROKEN_HEADS = {
     "a field over 64 KiB": b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000 + b"\r\n\r\n",
     "100 fields": b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 100 + b"\r\n",
     "two lengths": b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+    "two lengths in a field": b"HTTP/1.1 200 OK\r\nContent-Length: 5, 6\r\n\r\n",
 }
 
 
