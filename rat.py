@@ -49,7 +49,6 @@ from typing import TYPE_CHECKING, Callable, ClassVar, NamedTuple
 
 import urllib3
 import urllib3.connection
-import urllib3.exceptions
 import urllib3.util
 from urllib3.util.ssltransport import SSLTransport
 
@@ -1516,8 +1515,8 @@ class Ratd:
                 yield answer
         except TooLarge:
             raise self.invalid("over 16 MiB") from None
-        except (OSError, http.client.HTTPException, urllib3.exceptions.HTTPError) as e:
-            raise Failure(self.explain(_root(e), exchange.stage, received, expected, seconds)) from e
+        except (OSError, http.client.HTTPException) as e:
+            raise Failure(self.explain(e, exchange.stage, received, expected, seconds)) from e
 
     def invalid(self, reason: str) -> Failure:
         """The failure of an answer that is not what it should be."""
@@ -1542,13 +1541,11 @@ class Ratd:
         return f"ratd at {self.address.text} did not answer within {seconds:g}s"
 
     def explain(self, error: BaseException, stage: str, received: int, expected: str | None, seconds: float) -> str:
-        """What a failed exchange says. The stage decides whose failure it is: urllib3's classes call a ratd that closes
-        without an answer a ProxyError, and a proxy that resets CONNECT a ProtocolError."""
+        """What a failed exchange says. The stage that it reached decides whose failure it is, and not the class of the
+        error, which is the same for either."""
         address = self.address.text
         reason = openssl_reason(error) if isinstance(error, ssl.SSLError) else ""
-        if isinstance(error, (TimeoutError, socket.timeout, urllib3.exceptions.TimeoutError)) and not (
-            isinstance(error, OSError) and error.errno == errno.ETIMEDOUT
-        ):
+        if isinstance(error, (TimeoutError, socket.timeout)) and error.errno != errno.ETIMEDOUT:
             return self.late(stage, seconds)
         if stage == "proxy" and self.proxy is not None:
             if refused := re.search(r"Tunnel connection failed: (\d+)", str(error)):
@@ -1570,7 +1567,7 @@ class Ratd:
             if alert or stage == "handshake":
                 return f"ratd at {address} does not answer in TLS 1.3: {reason}"
             return str(self.invalid(reason))
-        if isinstance(error, (http.client.IncompleteRead, urllib3.exceptions.IncompleteRead)):
+        if isinstance(error, http.client.IncompleteRead):
             total = f" of {expected}" if expected and expected.isdecimal() else ""
             return str(self.invalid(f"it ended after {received}{total} bytes"))
         if isinstance(error, OSError):
@@ -1594,17 +1591,6 @@ _ALERTS = {
     "HANDSHAKE_FAILURE": "handshake failure",
     "INTERNAL_ERROR": "internal error",
 }
-
-
-def _root(error: BaseException) -> BaseException:
-    """The error of the system, of OpenSSL or of http.client inside those that urllib3 wraps around it."""
-    inner = error
-    while isinstance(inner, urllib3.exceptions.HTTPError):
-        causes = [cause for cause in (*reversed(inner.args), inner.__cause__) if isinstance(cause, BaseException)]
-        if not causes:
-            break
-        inner = causes[0]
-    return inner
 
 
 # --- Calls in flight ----------------------------------------------------------------------------------
