@@ -137,12 +137,25 @@ class Address(NamedTuple):
 
 
 class FlagParser(argparse.ArgumentParser):
-    """An argument parser whose usage error is one line, with status 2: harnesses show the last line."""
+    """An argument parser whose errors are one line, of usage with status 2: harnesses show the last line."""
 
     def error(self, message: str) -> NoReturn:
         """Write the error and exit with status 2."""
         # Without a stderr, argparse fails to write the message before Python 3.12.
         self.exit(2, f"{self.prog}: {message}. See {self.prog} --help.\n" if sys.stderr is not None else None)
+
+    def print_help(self, file: object = None) -> NoReturn:
+        """Print the help on stdout and exit."""
+        self.tell(self.format_help())
+
+    def tell(self, text: str) -> NoReturn:
+        """Print a text on stdout and exit, with status 1 when it cannot be written."""
+        try:
+            print(text, end="", flush=True)
+        except OSError as e:
+            sys.stdout = None  # the interpreter would try again, and say so
+            self.exit(1, f"{self.prog}: cannot write the output: {(e.strerror or str(e)).lower()}\n")
+        self.exit()
 
 
 class PrintVersion(argparse.Action):
@@ -155,8 +168,8 @@ class PrintVersion(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> NoReturn:
-        print(version_text(), flush=True)
-        parser.exit()
+        assert isinstance(parser, FlagParser)
+        parser.tell(f"{version_text()}\n")
 
 
 class _Once(argparse.Action):
@@ -1612,7 +1625,9 @@ class Posting(Exchange):
         self.started = 0.0  # by the monotonic clock, as its deadline; set when a worker takes it
         self.due = 0.0
         self.passed_over = False  # the worker's own: whether an event of its stream was
-        self.unanswered = list(message.calls)  # guarded by the lock; changed by the worker alone
+        self.unanswered: dict[tuple[str, object], list[Call]] = {}  # guarded by the lock; changed by the worker alone
+        for call in message.calls:
+            self.unanswered.setdefault(call.key, []).append(call)
 
     @property
     def is_over(self) -> bool:  # with the lock held
@@ -1680,7 +1695,7 @@ class InFlight:
         if self._deadlines[0] is entry:
             self._changed.notify()
 
-    def stream(self, posting: Posting, line: bytes | None, answered: Sequence[object] = ()) -> bool:
+    def stream(self, posting: Posting, line: bytes | None, answered: Sequence[tuple[str, object]] = ()) -> bool:
         """Queue a line of an event stream and extend its time; settles the posting when its last call is answered.
 
         ``answered`` are the keys of calls of it that the line answers. Returns whether the posting is settled.
@@ -1689,7 +1704,9 @@ class InFlight:
             if posting.ended:
                 return True
             for key in answered:
-                posting.unanswered.remove(next(call for call in posting.unanswered if call.key == key))
+                posting.unanswered[key].pop(0)
+                if not posting.unanswered[key]:
+                    del posting.unanswered[key]
             if answered and not posting.unanswered:
                 if posting.due == float("inf"):  # reading the stream out is not for ever
                     posting.due = time.monotonic() + posting.seconds
@@ -1711,7 +1728,8 @@ class InFlight:
     def fail(self, posting: Posting, text: str, shut: bool = False) -> bool:
         """Settle a posting with an error for each of its calls that is not answered; False as `settle` has it."""
         with self._lock:  # a stream may be answering some of a batch at this moment
-            line = None if posting.ended else failure_line(posting.unanswered, posting.message.batch, text)
+            unanswered = () if posting.ended else [call for same in posting.unanswered.values() for call in same]
+            line = failure_line(unanswered, posting.message.batch, text)
             return self._settle(posting, line, shut)
 
     def _settle(self, posting: Posting, line: bytes | None, shut: bool) -> bool:  # with the lock held
@@ -1950,16 +1968,17 @@ class Relay:
 
     def _dispatch(self, line: bytes | None) -> None:
         if line is None:
-            self._answers.put(error_line("null", ERROR_CODE, "message over 16 MiB, not relayed"))
-            self._log.warn("relay failed", error="message over 16 MiB, not relayed")
+            self._refuse(ERROR_CODE, "message over 16 MiB, not relayed")
             return
         if not line.strip(b" \t\r"):
             return
         try:
             message = read_message(line)
         except InvalidMessage as e:
-            self._answers.put(error_line("null", e.code, f"invalid JSON-RPC message: {e}"))
-            self._log.warn("relay failed", error=f"invalid JSON-RPC message: {e}")
+            self._refuse(e.code, f"invalid JSON-RPC message: {e}")
+            return
+        except MemoryError:
+            self._refuse(ERROR_CODE, "rat cannot relay the message: out of memory")
             return
         posting = Posting(
             line, message._replace(arguments=None), request_headers(message, self._negotiated, self._learned)
@@ -1976,6 +1995,10 @@ class Relay:
         workers = self._listeners if message.method == LISTEN else self._workers
         if not workers.post(posting):
             self._fail(posting, "rat cannot relay the message: can't start new thread")
+
+    def _refuse(self, code: int, text: str) -> None:
+        self._answers.put(error_line("null", code, text))
+        self._log.warn("relay failed", error=text)
 
     # Workers
 
@@ -2035,27 +2058,25 @@ class Relay:
             return self._in_flight.stream(posting, None)
         try:
             value = parse_json(data)
-            awaited = [call.key for call in posting.unanswered]
-            responses = []
+            responses: dict[tuple[str, object], list[Mapping[str, object]]] = {}
             for message in value if isinstance(value, list) and value else [value]:
                 if not isinstance(message, dict):
                     raise ValueError("no JSON-RPC message")
                 if _text(message.get("method")) is not None and not {"result", "error"} & message.keys():
                     continue
                 key = _answers(message)
-                if key not in awaited:
+                if key is None or len(responses.get(key, ())) == len(posting.unanswered.get(key, ())):
                     raise ValueError("no response to the call")
-                awaited.remove(key)
-                responses.append((key, message))
+                responses.setdefault(key, []).append(message)
         except ValueError as e:
             # The first of a stream: some servers keep theirs alive with events of their own, for hours.
             log = self._log.debug if posting.passed_over else self._log.warn
             log("event passed over", **_labels(posting.message), error=e)
             posting.passed_over = True
             return False
-        for _, message in responses:
+        for message in (message for same in responses.values() for message in same):
             self._learn(posting.message, message)
-        return self._in_flight.stream(posting, one_line(data), [key for key, _ in responses])
+        return self._in_flight.stream(posting, one_line(data), [key for key, same in responses.items() for _ in same])
 
     def _await_harness(self, posting: Posting) -> None:
         """Wait until all that is queued by now is written, or the posting is settled."""

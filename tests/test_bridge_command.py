@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-from harness import run_rat
+from harness import ROOT, run_rat
 
 import rat
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 EXPECTED = "expected HOST:PORT, such as ratd.example:7433 or [::1]:7433, not"
 
@@ -131,6 +130,40 @@ def test_help_names_every_flag() -> None:
     assert errors == ""
     for flag in ("-s", "--server HOST:PORT", "-b", "--bundle DIR", "--log-level", "--version"):
         assert flag in output
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("flag", ["--version", "--help"])
+@pytest.mark.parametrize("program", ["rat", "rat_tool"])
+def test_what_cannot_be_printed_is_one_line_with_status_1(program: str, flag: str, unbuffered: str) -> None:
+    command = [sys.executable, str(ROOT / f"{program}.py"), flag]
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            command,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            check=False,
+        )
+    name = program.replace("_", "-")
+    assert (ended.returncode, ended.stderr) == (
+        1,
+        f"{name}: cannot write the output: no space left on device\n".encode(),
+    )
+
+
+@pytest.mark.parametrize("flag", ["--version", "--help"])
+def test_what_nobody_reads_ends_in_status_1(flag: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        ended = subprocess.run(
+            [sys.executable, str(ROOT / "rat.py"), flag], stdout=write, stderr=subprocess.PIPE, check=False
+        )
+    finally:
+        os.close(write)
+    assert (ended.returncode, ended.stderr) == (1, b"rat: cannot write the output: broken pipe\n")
 
 
 def test_a_directory_that_is_not_there_is_one_line_with_status_1(tmp_path: Path) -> None:

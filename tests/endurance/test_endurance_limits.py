@@ -45,6 +45,18 @@ def run_limited(self):
 rat.Relay.run = run_limited
 """
 
+# Set when all else was started: what the threads and a large line take, and not what its values do.
+MEMORY = """
+import resource
+dispatch = rat.Relay._dispatch
+def dispatch_limited(self, line):
+    if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+        used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20), resource.RLIM_INFINITY))
+    dispatch(self, line)
+rat.Relay._dispatch = dispatch_limited
+"""
+
 
 class Gate:
     """Holds every call until it is opened."""
@@ -119,3 +131,18 @@ def test_without_threads_for_itself_it_ends_saying_so(start_rat: StartRat) -> No
     rat = start_rat(patch=THREADS.replace("EXTRA", "2"))
     assert rat.wait() == 1
     assert rat.wait_record("stopped")[0]["reason"] == "the writer thread failed: can't start new thread"
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads its memory in /proc")
+def test_without_memory_for_a_message_it_is_answered_and_the_bridge_goes_on(
+    fault_server: FaultServer, start_rat: StartRat
+) -> None:
+    rat = start_rat(patch=MEMORY)
+    assert rat.call("before")["result"] == {"method": "ping"}
+    many = b"[" + b"{}," * 5_000_000 + b"{}]"  # 64 bytes each, once they are read
+    rat.send(b'{"jsonrpc":"2.0","id":1,"method":"m","params":{"a":%s}}' % many)
+    answered = rat.answer()
+    assert answered["id"] is None
+    assert errors(rat, [answered]) == ["rat cannot relay the message: out of memory"]
+    assert rat.call("after")["result"] == {"method": "ping"}
+    assert rat.finish() == (0, [])
