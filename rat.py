@@ -906,31 +906,25 @@ class Ended(ConnectionAbortedError):
 class Exchange:
     """One HTTP exchange of a worker, which another thread may end by shutting its socket down.
 
-    An exchange owns a connection from when the pool gives it out until it goes back (urllib3 puts it back while the
-    last bytes of a body are read, before its worker knows). Both happen under `lock`, and only the socket of the
-    connection that is owned is shut: never that of a later call on the same connection. The connection knows the
-    socket object itself, since ``conn.sock`` is None while connecting and while the body of a closing connection
-    is read, and detached while shaking hands. It is shut down, which wakes its worker; it is closed by that worker.
+    From `Pool.request_on` to `Pool.release` a connection is the exchange's own, and its socket is `raw`: attached when
+    it is created and again when TLS takes it over, since ``conn.sock`` is None while connecting and detached while
+    shaking hands. It is given up under `lock`, so that none is shut that has gone to a later call. It is shut down,
+    which wakes its worker; it is closed by that worker.
     """
 
-    # One lock for all exchanges, held for microseconds and never while waiting: it guards the attributes below,
-    # Connection.raw, and everything of InFlight.
+    # One lock for all exchanges, held for microseconds and never while waiting: it guards `ended`, `raw` and everything
+    # of InFlight.
     lock: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(self) -> None:
         self.ended = False
+        self.raw: socket.socket | None = None
+        # The worker's own; others read the stage: "queued", "proxy", "connect", "handshake", "request" or "answer".
+        self.stage = "queued"
         self.connection: Connection | None = None
-        self.stage = "queued"  # set by the worker: "proxy", "connect", "handshake", "request" or "answer"
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Within it, requests that this thread makes on a pool of `pool_manager` belong to this exchange."""
-        _worker.exchange = self
-        try:
-            yield
-        finally:
-            del _worker.exchange
-            self.check_in()
+        self.response: Response | None = None
+        self.received = 0  # bytes of the body of the response
+        self.expected: str | None = None  # what was announced
 
     def end(self) -> bool:
         """End the exchange from any thread: its socket is shut, and no other will be attached.
@@ -948,61 +942,51 @@ class Exchange:
         return first
 
     def _shut(self) -> None:  # with the lock held
-        if self.connection is not None and self.connection.raw is not None:
+        if self.raw is not None:
             with contextlib.suppress(OSError):
                 if self.stage == "answer":
                     # What is shut tells a server nothing that is blocked in writing, and neither does a close of what
                     # was read to the last byte: a reset does.
-                    self.connection.raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                    self.raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 # Not raw.shutdown(): that of an SSLSocket also drops its TLS object, under a worker that is reading.
-                socket.socket.shutdown(self.connection.raw, socket.SHUT_RDWR)
+                socket.socket.shutdown(self.raw, socket.SHUT_RDWR)
 
-    def check_out(self, connection: Connection) -> None:
-        """Own a connection that the pool gives out. Raises Ended."""
-        with self.lock:
-            if self.ended:
-                raise Ended
-            self.connection = connection
-
-    def attach(self, raw: socket.socket) -> None:
+    def attach(self, raw: socket.socket | None) -> None:
         """Make a socket known before anything is waited for on it. Raises Ended."""
         with self.lock:
             if self.ended:
                 raise Ended
-            if self.connection is not None:
-                self.connection.raw = raw
+            self.raw = raw
 
     def bind(self, seconds: float | None) -> None:
         """Let each operation of the socket take so many seconds, or any time: a stream may be silent, and its deadline
         is elsewhere."""
-        with self.lock:
-            if self.connection is not None and self.connection.raw is not None:
-                self.connection.raw.settimeout(seconds)
+        if self.raw is not None:
+            self.raw.settimeout(seconds)
 
-    def check_in(self) -> None:
-        """Disown the connection, which goes back to the pool."""
-        with self.lock:
-            self.connection = None
+    def pieces(self) -> Iterator[bytes]:
+        """The body of the response, as it comes. Raises OSError and HTTPException, IncompleteRead when it is cut."""
+        response = self.response
+        assert response is not None
+        # By read1: a read(n) of a malformed chunked body can take far more than n.
+        while piece := response.read1(_PIECE):
+            self.received += len(piece)
+            yield piece
+        if not response.complete:
+            raise http.client.IncompleteRead(b"")
 
 
 _RESET = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)  # struct linger: on, for no time
-
-
-class _Worker(threading.local):
-    """The exchange that the current thread is in the middle of: urllib3 passes none of its own objects through."""
-
-    exchange: Exchange | None = None
-
-
-_worker = _Worker()
+_connecting = (
+    threading.local()
+)  # its ``exchange`` is the one that this thread connects for: urllib3 passes none through
 
 
 class TlsSocket(ssl.SSLSocket):
     """A TLS socket that is attached before its handshake, in which urllib3 has not got hold of it yet."""
 
     def do_handshake(self, block: bool = False) -> None:
-        if _worker.exchange is not None:
-            _worker.exchange.attach(self)
+        _connecting.exchange.attach(self)
         super().do_handshake(block)
 
 
@@ -1034,6 +1018,11 @@ class Response(http.client.HTTPResponse):
         self.length = 0 if empty else int(counted[0]) if counted else None
         until_close = (self.length is None and not self.chunked) or status < 200
         self.will_close = until_close or self._check_close()  # type: ignore[attr-defined]
+
+    @property
+    def media_type(self) -> str:
+        """The media type in lower case, without parameters."""
+        return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
 
     @property
     def complete(self) -> bool:
@@ -1076,7 +1065,7 @@ class Connection(urllib3.connection.HTTPSConnection):
     """A connection of which a call can be ended, in any of its stages, by a thread that is not its worker."""
 
     response_class = Response
-    raw: socket.socket | None = None  # guarded by Exchange.lock; the rest is of the worker that holds the connection
+    raw: socket.socket | None = None  # that of the exchange which opened it
     used = (0.0, 0.0)  # when it last went back to the pool, by either clock
 
     @property
@@ -1095,12 +1084,8 @@ class Connection(urllib3.connection.HTTPSConnection):
             return self.sock.pending() > 0
         return isinstance(self.sock, SSLTransport) and bool(self.sock.incoming.pending or self.sock.sslobj.pending())
 
-    def _stage(self, stage: str) -> None:
-        if _worker.exchange is not None:
-            _worker.exchange.stage = stage
-
     def _new_conn(self) -> socket.socket:
-        self._stage("proxy" if self.proxy else "connect")
+        _connecting.exchange.stage = "proxy" if self.proxy else "connect"
         until = time.monotonic() + self.timeout if isinstance(self.timeout, (int, float)) else float("inf")
         try:
             # In bytes: to a str Python applies the codec of international names, which takes a while to load.
@@ -1126,10 +1111,9 @@ class Connection(urllib3.connection.HTTPSConnection):
         raise error
 
     def _connect_socket(self, sock: socket.socket, address: tuple[object, ...], seconds: float) -> None:
-        exchange = _worker.exchange
+        exchange: Exchange = _connecting.exchange
         until = time.monotonic() + seconds
-        if exchange is not None:
-            exchange.attach(sock)
+        exchange.attach(sock)
         for option in self.socket_options or ():
             sock.setsockopt(*option)
         sock.setblocking(False)
@@ -1137,7 +1121,7 @@ class Connection(urllib3.connection.HTTPSConnection):
         if code in _CONNECTING:
             # In slices: the shutdown of a socket that has not begun to connect is lost.
             while not urllib3.util.wait_for_write(sock, 0.05):
-                if exchange is not None and exchange.ended:
+                if exchange.ended:
                     raise Ended
                 if time.monotonic() > until:
                     raise TimeoutError("timed out")
@@ -1146,16 +1130,11 @@ class Connection(urllib3.connection.HTTPSConnection):
             raise OSError(code, os.strerror(code))
         sock.settimeout(self.timeout if isinstance(self.timeout, (int, float)) else None)
         if not self.proxy:
-            self._stage("handshake")
+            exchange.stage = "handshake"
 
     def _tunnel(self) -> None:
         super()._tunnel()
-        self._stage("handshake")
-
-    def request(self, *args: object, **kwargs: object) -> None:
-        """Send a request as urllib3 does, in two writes. Raises what urllib3's does."""
-        self._stage("request")
-        super().request(*args, **kwargs)  # type: ignore[arg-type]
+        _connecting.exchange.stage = "handshake"
 
     def send(self, data: bytes) -> None:  # type: ignore[override]
         """Send bytes. Raises OSError, BrokenPipeError when there may be an answer all the same.
@@ -1171,14 +1150,11 @@ class Connection(urllib3.connection.HTTPSConnection):
                 raise BrokenPipeError(errno.EPIPE, "the connection closed") from e
             raise
 
-    def post(self, head: bytes, body: bytes, seconds: float) -> Response:
-        """Post a request, given its head, and read the head of the response. Raises OSError and HTTPException.
+    def post(self, head: bytes, body: bytes) -> Response:
+        """Send a request, given its head, and read the head of the response. Raises OSError and HTTPException.
 
         urllib3's way through its own request and response objects takes twice the time of all else in a call.
         """
-        self._stage("request")
-        if self.sock.gettimeout() != seconds:
-            self.sock.settimeout(seconds)
         # Two writes are two TLS records, two segments and two wake-ups of the server; a larger body is not copied.
         with contextlib.suppress(BrokenPipeError):
             if len(body) > _JOINED:
@@ -1186,7 +1162,7 @@ class Connection(urllib3.connection.HTTPSConnection):
                 self.send(body)
             else:
                 self.send(head + body)
-        response = Response(self.sock, method="POST")
+        response = Response(self.sock)
         response.begin()
         return response
 
@@ -1196,51 +1172,63 @@ _CONNECTING = {errno.EINPROGRESS, errno.EWOULDBLOCK, getattr(errno, "WSAEWOULDBL
 
 
 class Pool(urllib3.HTTPSConnectionPool):
-    """A pool that tells a connection's exchange when it goes out and when it comes back."""
+    """A pool whose connections belong to an exchange at a time."""
 
     ConnectionCls = Connection
 
-    def _get_conn(self, timeout: float | None = None) -> Connection:
-        connection = super()._get_conn(timeout)
-        assert isinstance(connection, Connection)
-        if _worker.exchange is not None:
-            try:
-                _worker.exchange.check_out(connection)
-            except Ended:
-                super()._put_conn(connection)
-                raise
-        return connection
+    def request_on(
+        self, exchange: Exchange, start: str, headers: Mapping[str, str], body: bytes | None, seconds: float | None
+    ) -> Response:
+        """Make a request on a connection that is the exchange's own until it is released. Gives the response.
 
-    def _put_conn(self, connection: object) -> None:
-        if isinstance(connection, Connection):
-            connection.used = time.monotonic(), time.time()
-        if _worker.exchange is not None:
-            _worker.exchange.check_in()
-        super()._put_conn(connection)  # type: ignore[arg-type]
-
-    @contextlib.contextmanager
-    def post(self, head: bytes, body: bytes, seconds: float) -> Iterator[Response]:
-        """Post a request on a connection of its own; within it, its response. Raises what `Connection.post` does.
-
-        A connection whose response was not read to its end is of use to nobody, and closed.
+        ``start`` is the request line and the field Host. ``seconds`` bound each operation of the socket, None those of
+        connecting only. Raises OSError and HTTPException, with the connection released.
         """
+        length = "" if body is None else f"Content-Length: {len(body)}\r\n"
+        fields = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        head = f"{start}\r\n{length}{fields}\r\n".encode("latin-1")
         connection = self._get_conn()
-        response = None
+        assert isinstance(connection, Connection)
+        exchange.connection = connection
         try:
-            connection.timeout = seconds
+            exchange.attach(connection.raw)
             if connection.is_closed:
+                connection.timeout = REQUEST_SECONDS if seconds is None else seconds
+                _connecting.exchange = exchange
                 if self.proxy is not None:
                     self._prepare_proxy(connection)
                 else:
                     connection.connect()
-            response = connection.post(head, body, seconds)
-            yield response
-        finally:
-            if response is None or not response.reusable:
-                connection.close()
-            if response is not None:
-                response.close()
-            self._put_conn(connection)
+                connection.raw = exchange.raw
+            if connection.sock.gettimeout() != seconds:
+                connection.sock.settimeout(seconds)
+            exchange.stage = "request"
+            response = exchange.response = connection.post(head, body or b"")
+        except BaseException:
+            self.release(exchange)
+            raise
+        exchange.received, exchange.expected = 0, response.headers.get("Content-Length")
+        exchange.stage = "answer"
+        return response
+
+    def release(self, exchange: Exchange) -> None:
+        """Take back the connection of an exchange, if it has one.
+
+        A connection whose response was not read to its end is of use to nobody, and closed.
+        """
+        connection, response = exchange.connection, exchange.response
+        exchange.connection = exchange.response = None
+        if connection is None:
+            return
+        if response is None or not response.reusable:
+            connection.close()
+            connection.raw = None
+        if response is not None:
+            response.close()
+        with exchange.lock:
+            exchange.raw = None
+        connection.used = time.monotonic(), time.time()
+        self._put_conn(connection)
 
 
 class Proxy(NamedTuple):
@@ -1331,19 +1319,13 @@ def public_context() -> ssl.SSLContext:
     return ssl.create_default_context(cadata=certifi.contents())
 
 
-def pool_manager(address: Address, side: Side, proxy: Proxy | None = None) -> urllib3.PoolManager:
-    """A urllib3 manager for requests to ``https://HOST:PORT`` over mutual TLS, as a client side of a bundle.
-
-    Retries nothing and follows no redirect. A proxy is passed through by CONNECT; one of https is verified with
-    certifi, the one place where public CAs are trusted. Its requests can be ended: see `Exchange`.
-    """
+def _pool(address: Address, side: Side, proxy: Proxy | None) -> Pool:
     context = tls_context(side)
     context.sslsocket_class = TlsSocket
     # A connection for every worker, of calls and of subscriptions; past that none is kept. Small writes must not wait
     # for acknowledgements of others, which urllib3 forgets on the way through a proxy.
     options = {
         "maxsize": 2 * WORKERS,
-        "retries": False,
         "ssl_context": context,
         "assert_hostname": False,
         "socket_options": _SOCKET_OPTIONS,
@@ -1352,7 +1334,7 @@ def pool_manager(address: Address, side: Side, proxy: Proxy | None = None) -> ur
     if proxy is None:
         manager = urllib3.PoolManager(1, **options)  # type: ignore[arg-type]
     else:
-        if proxy.url.startswith("https:"):
+        if proxy.url.startswith("https:"):  # the one place where public CAs are trusted
             public = public_context()
             public.sslsocket_class = TlsSocket
             options["proxy_ssl_context"] = public
@@ -1360,7 +1342,9 @@ def pool_manager(address: Address, side: Side, proxy: Proxy | None = None) -> ur
             options["proxy_headers"] = {"Proxy-Authorization": proxy.authorization}
         manager = urllib3.ProxyManager(proxy.url, 1, **options)  # type: ignore[arg-type]
     manager.pool_classes_by_scheme = {"https": Pool}
-    return manager
+    pool = manager.connection_from_host(address.host, address.port, "https")
+    assert isinstance(pool, Pool)
+    return pool
 
 
 class Failure(Exception):
@@ -1467,13 +1451,11 @@ class Ratd:
     def __init__(self, address: Address, side: Side, proxy: Proxy | None = None) -> None:
         self.address = address
         self.proxy = proxy
-        manager = pool_manager(address, side, proxy)
-        pool = manager.connection_from_host(address.host, address.port, "https")
-        assert isinstance(pool, Pool)
-        self.pool = pool
+        self.pool = _pool(address, side, proxy)
         host = address.host.partition("%")[0]  # a zone is of this machine alone (RFC 6874, section 4)
-        host = f"[{host}]" if ":" in host else host
-        self._request = f"POST /mcp HTTP/1.1\r\nHost: {host}{'' if address.port == 443 else f':{address.port}'}\r\n"
+        self.host = f"[{host}]" if ":" in host else host
+        if address.port != 443:
+            self.host += f":{address.port}"
 
     def post(
         self, exchange: Exchange, body: bytes, headers: Mapping[str, str], seconds: float
@@ -1483,53 +1465,46 @@ class Ratd:
         The bound proper is the deadline that ends the exchange. urllib3's ``seconds`` bound each operation of a socket
         only, and would let a server that sends a byte now and then hold a worker for ever.
         """
-        received = 0
-        expected: str | None = None
-        fields = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-        head = f"{self._request}Content-Length: {len(body)}\r\n{fields}\r\n".encode("ascii")
         try:
-            with exchange.running(), self.pool.post(head, body, seconds) as response:
-                exchange.stage = "answer"
-                expected = response.headers.get("Content-Length")
-                media_type = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-                answer = Answer(response.status, media_type, b"")
+            response = self.pool.request_on(
+                exchange, f"POST /mcp HTTP/1.1\r\nHost: {self.host}", headers, body, seconds
+            )
+            try:
+                answer = Answer(response.status, response.media_type, b"")
                 if answer.status < 200:
                     raise self.invalid(f"HTTP {answer.status}, which nobody asked for")
-                stream = EventStream() if answer.streamed else None
                 pieces = []
-                try:
-                    if stream is not None:
-                        exchange.bind(None)
-                        yield answer
-                    # By read1: a read(n) of a malformed chunked body can take far more than n.
-                    while piece := response.read1(_PIECE):
-                        received += len(piece)
-                        if stream is not None:
-                            for _, data in stream.feed(piece):
-                                yield answer._replace(body=data)
-                        elif received <= MESSAGE_LIMIT:
-                            pieces.append(piece)
-                        else:
+                if answer.streamed:
+                    exchange.bind(None)
+                    yield answer
+                    stream = EventStream()
+                    for piece in exchange.pieces():
+                        for _, data in stream.feed(piece):
+                            yield answer._replace(body=data)
+                else:
+                    for piece in exchange.pieces():
+                        pieces.append(piece)
+                        if exchange.received > MESSAGE_LIMIT:
                             raise TooLarge
-                except GeneratorExit:
-                    # The response was in the stream, whose end follows it as a rule: read, it leaves a connection that
-                    # can be used again.
-                    exchange.bind(0.1)
-                    with contextlib.suppress(OSError, http.client.HTTPException):
-                        for _ in range(8):
-                            if not response.read1(_PIECE):
-                                break
-                    raise
-                if not response.complete:
-                    raise http.client.IncompleteRead(b"")
-            if stream is None:  # last, so that what queues it has nothing left to do but wait for the next
+            except GeneratorExit:
+                # The response was in the stream, whose end follows it as a rule: read, it leaves a connection that can
+                # be used again.
+                exchange.bind(0.1)
+                with contextlib.suppress(OSError, http.client.HTTPException):
+                    for _ in range(8):
+                        if not response.read1(_PIECE):
+                            break
+                raise
+            finally:
+                self.pool.release(exchange)
+            if not answer.streamed:  # last, so that what queues it has nothing left to do but wait for the next
                 answer = answer._replace(body=b"".join(pieces))
                 pieces.clear()  # a large answer is held once
                 yield answer
         except TooLarge:
             raise self.invalid("over 16 MiB") from None
         except (OSError, http.client.HTTPException) as e:
-            raise Failure(self.explain(e, exchange.stage, received, expected, seconds)) from e
+            raise Failure(self.explain(e, exchange, seconds)) from e
 
     def invalid(self, reason: str) -> Failure:
         """The failure of an answer that is not what it should be."""
@@ -1553,10 +1528,10 @@ class Ratd:
             return f"proxy at {self.proxy.address} unreachable: no answer within {seconds:g}s"
         return f"ratd at {self.address.text} did not answer within {seconds:g}s"
 
-    def explain(self, error: BaseException, stage: str, received: int, expected: str | None, seconds: float) -> str:
+    def explain(self, error: BaseException, exchange: Exchange, seconds: float) -> str:
         """What a failed exchange says. The stage that it reached decides whose failure it is, and not the class of the
         error, which is the same for either."""
-        address = self.address.text
+        address, stage = self.address.text, exchange.stage
         reason = openssl_reason(error) if isinstance(error, ssl.SSLError) else ""
         if isinstance(error, (TimeoutError, socket.timeout)) and error.errno != errno.ETIMEDOUT:
             return self.late(stage, seconds)
@@ -1581,8 +1556,8 @@ class Ratd:
                 return f"ratd at {address} does not answer in TLS 1.3: {reason}"
             return str(self.invalid(reason))
         if isinstance(error, http.client.IncompleteRead):
-            total = f" of {expected}" if expected and expected.isdecimal() else ""
-            return str(self.invalid(f"it ended after {received}{total} bytes"))
+            total = f" of {exchange.expected}" if exchange.expected and exchange.expected.isdecimal() else ""
+            return str(self.invalid(f"it ended after {exchange.received}{total} bytes"))
         if isinstance(error, OSError):
             return f"ratd unreachable at {address}: {system_reason(error)}"
         return str(self.invalid("not an HTTP response"))
@@ -1631,8 +1606,8 @@ class Posting(Exchange):
 
     @property
     def is_over(self) -> bool:  # with the lock held
-        """Whether it is settled, and its worker has no connection for it any more."""
-        return self.ended and self.connection is None
+        """Whether it is settled, and its worker has no socket for it any more."""
+        return self.ended and self.raw is None
 
     @property
     def allowed(self) -> float:

@@ -299,13 +299,16 @@ class _WebPool(rat.Pool):
     ConnectionCls = _WebConnection
 
 
-class _PlainPool(rat.Pool):
+class _ForwardedPool(_WebPool):
+    """A pool of connections to a proxy that is given whole URLs, without a tunnel."""
+
+    def _prepare_proxy(self, conn: rat.Connection) -> None:  # type: ignore[override]
+        conn.connect()
+
+
+class _PlainPool(_ForwardedPool):
     ConnectionCls = _PlainConnection
     scheme = "http"
-
-    def _validate_conn(self, conn: rat.Connection) -> None:  # type: ignore[override]
-        if conn.is_closed:
-            conn.connect()
 
 
 class _Exchange(rat.Exchange):
@@ -314,8 +317,6 @@ class _Exchange(rat.Exchange):
     def __init__(self) -> None:
         super().__init__()
         self.over = threading.Event()
-        self.received = 0  # bytes of the body
-        self.expected: str | None = None  # its Content-Length
 
     def end(self) -> bool:
         """End it from any thread."""
@@ -327,19 +328,9 @@ class _Exchange(rat.Exchange):
 _FAILURES = (OSError, http.client.HTTPException, urllib3.exceptions.HTTPError)
 
 
-def _cause(error: BaseException) -> BaseException:
-    """The error under those that urllib3 puts around it."""
-    while True:
-        inner = getattr(error, "reason", None) or (error.args[-1] if error.args else None)
-        if not isinstance(inner, BaseException) or isinstance(error, OSError):
-            return error
-        error = inner
-
-
-def _timed_out(cause: BaseException) -> bool:
+def _timed_out(error: BaseException) -> bool:
     """Whether a time of ours was over, rather than one of the system's."""
-    ours = isinstance(cause, (TimeoutError, socket.timeout, urllib3.exceptions.TimeoutError))
-    return ours and getattr(cause, "errno", None) != errno.ETIMEDOUT
+    return isinstance(error, (TimeoutError, socket.timeout)) and error.errno != errno.ETIMEDOUT
 
 
 def late(peer: str, seconds: float | None = None) -> str:
@@ -348,33 +339,32 @@ def late(peer: str, seconds: float | None = None) -> str:
 
 
 class _Endpoint:
-    """Where requests go: the pool of one origin, the target on it, and what a failure there is called."""
+    """Where requests go: the pool of one origin, the target on it, its host, and what a failure there is called."""
 
-    def __init__(self, pool: urllib3.HTTPConnectionPool, target: str, peer: str) -> None:
+    def __init__(self, pool: rat.Pool, target: str, host: str, peer: str) -> None:
         self.pool = pool
         self.target = target
+        self.host = host
         self.peer = peer
 
     def at(self, url: str) -> _Endpoint:
         """Another target on the same origin."""
-        absolute = "://" in self.target
-        parts = urlsplit(url)
-        target = url if absolute else parts.path + (f"?{parts.query}" if parts.query else "")
-        return _Endpoint(self.pool, target or "/", self.peer)
+        parts = urllib3.util.parse_url(url)._replace(auth=None, fragment=None)
+        target = parts.url if "://" in self.target else parts.request_uri
+        return _Endpoint(self.pool, target, self.host, self.peer)
 
     def explain(self, error: BaseException, exchange: _Exchange) -> str:
         """What a failed exchange says."""
-        cause = _cause(error)
-        if _timed_out(cause):
+        if _timed_out(error):
             return late(self.peer)
-        if isinstance(cause, ssl.SSLError) and exchange.stage == "handshake":
-            return f"{self.peer} failed the TLS handshake: {rat.openssl_reason(cause)}"
-        reason = rat.system_reason(cause) if isinstance(cause, OSError) else "not an HTTP answer"
+        if isinstance(error, ssl.SSLError) and exchange.stage == "handshake":
+            return f"{self.peer} failed the TLS handshake: {rat.openssl_reason(error)}"
+        reason = rat.system_reason(error) if isinstance(error, OSError) else "not an HTTP answer"
         if exchange.stage == "proxy":
             return f"the proxy to {self.peer} is unreachable: {reason}"
         if exchange.stage in ("queued", "connect"):
             return f"{self.peer} is unreachable: {reason}"
-        if isinstance(cause, (urllib3.exceptions.IncompleteRead, http.client.IncompleteRead)):
+        if isinstance(error, http.client.IncompleteRead):
             reason = "it ended before its end"
         return f"{self.peer} broke off its answer: {reason}"
 
@@ -383,14 +373,12 @@ class _RatdEndpoint(_Endpoint):
     """The target of a ratd, whose failures are told in the words of rat."""
 
     def __init__(self, ratd: rat.Ratd) -> None:
-        super().__init__(ratd.pool, "/mcp", f"ratd at {ratd.address.text}")
+        super().__init__(ratd.pool, "/mcp", ratd.host, f"ratd at {ratd.address.text}")
         self._ratd = ratd
 
     def explain(self, error: BaseException, exchange: _Exchange) -> str:
         """What a failed exchange says."""
-        if _timed_out(_cause(error)):
-            return late(self.peer)
-        return self._ratd.explain(_cause(error), exchange.stage, exchange.received, exchange.expected, 0)
+        return late(self.peer) if _timed_out(error) else self._ratd.explain(error, exchange, 0)
 
 
 class _HttpBase(Connection):
@@ -411,8 +399,7 @@ class _HttpBase(Connection):
 
         def run() -> None:
             try:
-                with exchange.running():
-                    work(exchange)
+                work(exchange)
             finally:
                 exchange.over.set()
                 with self._lock:
@@ -443,43 +430,26 @@ class _HttpBase(Connection):
         headers: Mapping[str, str],
         seconds: float | None,
         body: bytes | None = None,
-    ) -> urllib3.BaseHTTPResponse:
+    ) -> rat.Response:
         endpoint = self._endpoint
         fields = {name.title(): value for name, value in self._headers.items()}
         fields.update({name.title(): value for name, value in headers.items()})
         fields["Accept-Encoding"] = "identity"
+        if endpoint.pool.proxy is not None and "://" in endpoint.target:
+            fields.update(endpoint.pool.proxy_headers)
+        for name, value in fields.items():
+            if re.search("[^\t\x20-\x7e\x80-\xff]", value):  # RFC 9110, section 5.5
+                raise TransportError(f"{self.peer} was not asked: its header {name} cannot be sent")
         # A stream may stay silent for as long as it is open; what comes before it may not.
-        timeout = urllib3.Timeout(connect=seconds or 30.0, read=seconds)
-        response = endpoint.pool.urlopen(
-            method,
-            endpoint.target,
-            body=body,
-            headers=fields,
-            retries=False,
-            redirect=False,
-            assert_same_host=False,
-            timeout=timeout,
-            preload_content=False,
-            decode_content=False,
-        )
-        exchange.received, exchange.expected = 0, response.headers.get("Content-Length")
+        start = f"{method} {endpoint.target} HTTP/1.1\r\nHost: {endpoint.host}"
+        response = endpoint.pool.request_on(exchange, start, fields, body, seconds)
         if response.status < 200:  # 101, after which the connection speaks another protocol
-            self._release(response)
+            self._release(exchange)
             raise TransportError(f"{self.peer} answered HTTP {response.status}, which nobody asked for")
         return response
 
-    @staticmethod
-    def _release(response: urllib3.BaseHTTPResponse) -> None:
-        if not response.closed:
-            response.close()  # not read to its end: neither is the connection of use to anyone
-        response.release_conn()
-
-    @staticmethod
-    def _pieces(exchange: _Exchange, response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
-        # By read1: a read(n) of a malformed chunked body can take far more than n.
-        while piece := response.read1(64 * 1024):
-            exchange.received += len(piece)
-            yield piece
+    def _release(self, exchange: _Exchange) -> None:
+        self._endpoint.pool.release(exchange)
 
     @contextlib.contextmanager
     def _settling(self, call: Call, exchange: _Exchange) -> Iterator[None]:
@@ -490,31 +460,31 @@ class _HttpBase(Connection):
             self._settle(call, error=e, status=e.status)
         except _FAILURES as e:
             # No operation has less time than the call: whoever waits for that gives up by itself, and says when.
-            if not _timed_out(_cause(e)):
+            if not _timed_out(e):
                 self._settle(call, error=TransportError(self._endpoint.explain(e, exchange)))
         except BaseException as e:  # a thread that died silently would leave its caller waiting
             self._settle(call, error=TransportError(f"{self.peer} was not asked: {type(e).__name__}: {e}"))
             raise
 
-    def _body(self, exchange: _Exchange, response: urllib3.BaseHTTPResponse) -> bytes:
+    def _body(self, exchange: _Exchange, response: rat.Response) -> bytes:
         pieces = []
-        for piece in self._pieces(exchange, response):
+        for piece in exchange.pieces():
             pieces.append(piece)
             if exchange.received > MESSAGE_LIMIT:
                 raise TransportError(f"{self.peer} sent an answer over 16 MiB", response.status)
         return b"".join(pieces)
 
-    def _refusal(self, status: int, body: bytes, headers: Mapping[str, str]) -> TransportError:
+    def _refusal(self, response: rat.Response, body: bytes) -> TransportError:
         """The error that an answer other than the expected one is."""
+        status, location = response.status, response.headers.get("Location")
         line = next((line for line in body[:10_000].decode("utf-8", "replace").splitlines() if line.strip()), "")
         first = "".join(c if c.isprintable() else " " for c in line.strip()[:200])
         said = f": {first}" if first else ""
         if status == 401:
             return UnauthorizedError(f"{self.peer} answered HTTP 401{said}")
-        if 300 <= status < 400 and headers.get("Location"):
+        if 300 <= status < 400 and location:
             return TransportError(
-                f"{self.peer} answered HTTP {status}, pointing to {headers['Location']}: use that URL if it is right",
-                status,
+                f"{self.peer} answered HTTP {status}, pointing to {location}: use that URL if it is right", status
             )
         if status >= 300:
             return TransportError(f"{self.peer} answered HTTP {status}{said}", status)
@@ -532,9 +502,9 @@ class _HttpBase(Connection):
                 try:
                     content = b"" if response.status < 300 else self._body(exchange, response)
                     if response.status >= 300:
-                        telling.error = self._refusal(response.status, content, response.headers)
+                        telling.error = self._refusal(response, content)
                 finally:
-                    self._release(response)
+                    self._release(exchange)
             except TransportError as e:
                 telling.error = e
             except _FAILURES as e:
@@ -615,11 +585,11 @@ class HttpConnection(_HttpBase):
             try:
                 self._take(call, exchange, response)
             finally:
-                self._release(response)
+                self._release(exchange)
 
-    def _take(self, call: Call, exchange: _Exchange, response: urllib3.BaseHTTPResponse) -> None:
+    def _take(self, call: Call, exchange: _Exchange, response: rat.Response) -> None:
         status, session = response.status, response.headers.get("Mcp-Session-Id")
-        media_type = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        media_type = response.media_type
         if media_type == "text/event-stream" and 200 <= status < 300:
             self._follow(call, exchange, response, session)
             return
@@ -632,20 +602,20 @@ class HttpConnection(_HttpBase):
                         self._settle(call, message, None, status, session)
                         return
         text = body[:10_000].decode("utf-8", "replace")
-        self._settle(call, None, self._refusal(status, body, response.headers), status, session, text)
+        self._settle(call, None, self._refusal(response, body), status, session, text)
 
-    def _follow(self, call: Call, exchange: _Exchange, response: urllib3.BaseHTTPResponse, session: str | None) -> None:
+    def _follow(self, call: Call, exchange: _Exchange, response: rat.Response, session: str | None) -> None:
         """Read the stream that answers a call, and take it up again where it was cut (MCP 2025-11-25, Resumability)."""
         stream = rat.EventStream()
         pause = RESUME_SECONDS
         failures = 0
         while True:
             try:
-                for piece in self._pieces(exchange, response):
+                for piece in exchange.pieces():
                     failures = 0
                     for event, data in stream.feed(piece):
                         if event == "message" and self._answered(call, data, response.status, session):
-                            self._read_out(exchange, response)
+                            self._read_out(exchange)
                             return
                 cut = f"{self.peer} ended its stream before the answer"
             except ValueError as e:
@@ -653,7 +623,7 @@ class HttpConnection(_HttpBase):
             except _FAILURES as e:
                 cut = self._endpoint.explain(e, exchange)
             finally:
-                self._release(response)
+                self._release(exchange)
             last = stream.last_id
             pause = pause if stream.retry is None else stream.retry / 1000
             stream = rat.EventStream()  # what was cut within an event is sent again
@@ -675,12 +645,12 @@ class HttpConnection(_HttpBase):
                 except _FAILURES as e:
                     cut = self._endpoint.explain(e, exchange)
                     continue
-                kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+                kind = response.media_type
                 if response.status == 200 and kind == "text/event-stream":
                     break
                 body = self._body(exchange, response)
-                self._release(response)
-                raise self._refusal(response.status, body, response.headers)
+                self._release(exchange)
+                raise self._refusal(response, body)
 
     def _answered(self, call: Call, data: bytes, status: int, session: str | None) -> bool:
         """Take the data of one event of the stream of a call. Returns whether it was the answer."""
@@ -693,14 +663,12 @@ class HttpConnection(_HttpBase):
                 self.tell(reply, call.headers)  # in another thread: this one is amid its own exchange
         return False
 
-    def _read_out(self, exchange: _Exchange, response: urllib3.BaseHTTPResponse) -> None:
+    def _read_out(self, exchange: _Exchange) -> None:
         """Read what follows the answer, nothing as a rule, so that the connection can be used again."""
-        connection = exchange.connection
-        if connection is not None and connection.raw is not None:
-            with contextlib.suppress(*_FAILURES):
-                connection.raw.settimeout(1.0)
-                for _ in zip(self._pieces(exchange, response), range(100)):
-                    pass
+        with contextlib.suppress(*_FAILURES):
+            exchange.bind(1.0)
+            for _ in zip(exchange.pieces(), range(100)):
+                pass
 
     def end_session(self, headers: Mapping[str, str]) -> None:
         """DELETE the session (MCP 2025-11-25, Session Management); a server that keeps it is as well."""
@@ -710,7 +678,7 @@ class HttpConnection(_HttpBase):
                 response = self._request(exchange, "DELETE", headers, COURTESY_SECONDS)
                 if response.status >= 300 and response.status != 405:
                     _log.info("%s answered the end of the session with HTTP %s", self.peer, response.status)
-                self._release(response)
+                self._release(exchange)
             except _FAILURES as e:
                 _log.info("the session was not ended: %s", self._endpoint.explain(e, exchange))
 
@@ -742,19 +710,19 @@ class SseConnection(_HttpBase):
         try:
             response = self._request(exchange, "GET", {"Accept": "text/event-stream"}, None)
             try:
-                kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+                kind = response.media_type
                 if response.status != 200 or kind != "text/event-stream":
                     body = self._body(exchange, response)
-                    error = self._refusal(response.status, body, response.headers)
+                    error = self._refusal(response, body)
                     if response.status == 200:
                         error = TransportError(f"{self.peer} answered no event stream (HTTP 200)", 200)
                     return
                 stream = rat.EventStream()
-                for piece in self._pieces(exchange, response):
+                for piece in exchange.pieces():
                     for event, data in stream.feed(piece):
                         self._take(event, data)
             finally:
-                self._release(response)
+                self._release(exchange)
         except TransportError as e:
             error = e
         except ValueError as e:
@@ -790,9 +758,9 @@ class SseConnection(_HttpBase):
             try:
                 body = self._body(exchange, response)
                 if response.status >= 300:
-                    raise self._refusal(response.status, body, response.headers)
+                    raise self._refusal(response, body)
             finally:
-                self._release(response)
+                self._release(exchange)
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
@@ -821,7 +789,6 @@ def web_manager(url: str, **options: object) -> tuple[urllib3.PoolManager, rat.P
     if scheme == "https":
         context = rat.public_context()
         context.load_default_certs()
-        context.sslsocket_class = rat.TlsSocket
         options["ssl_context"] = context
     environ = os.environ if scheme == "https" else _PlainEnvironment(os.environ)
     proxy = rat.environment_proxy(rat.Address(host, port, url), environ)
@@ -837,13 +804,20 @@ def _web_endpoint(url: str) -> _Endpoint:
     scheme, host, port = _origin(url)
     options = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
     try:
-        manager, proxy = web_manager(url, maxsize=rat.WORKERS, retries=False, socket_options=options)
+        manager, proxy = web_manager(url, maxsize=rat.WORKERS, socket_options=options)
     except ValueError as e:
         raise TransportError(str(e)) from None
-    manager.pool_classes_by_scheme = {"http": _PlainPool, "https": _WebPool}
+    if scheme == "https":
+        manager.connection_pool_kw["ssl_context"].sslsocket_class = rat.TlsSocket
+    forwarded = proxy is not None and scheme == "http"
+    manager.pool_classes_by_scheme = {"http": _PlainPool, "https": _ForwardedPool if forwarded else _WebPool}
     pool = manager.connection_from_host(host, port, scheme)
-    whole = _Endpoint(pool, url if proxy is not None and scheme == "http" else "", f"MCP server at {_place(url)}")
-    return whole.at(url)
+    assert isinstance(pool, rat.Pool)
+    parts = urllib3.util.parse_url(url)
+    named = re.sub("%.*]", "]", parts.host or "")  # without a zone, which is of this machine alone (RFC 6874)
+    if port != {"http": 80, "https": 443}[scheme]:
+        named += f":{port}"
+    return _Endpoint(pool, url if forwarded else "", named, f"MCP server at {_place(url)}").at(url)
 
 
 class _PlainEnvironment(dict[str, str]):

@@ -18,51 +18,49 @@ import rat
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import urllib3
     from conftest import StartRat
     from fault_server import Request
 
 
 @pytest.fixture
-def manager(fault_server: FaultServer, client_side: Path) -> Iterator[urllib3.PoolManager]:
+def ratd(fault_server: FaultServer, client_side: Path) -> Iterator[rat.Ratd]:
     """The connections of rat, in this process."""
-    address = rat.Address.parse(fault_server.address)
-    made = rat.pool_manager(address, rat.load_side(str(client_side)))
+    made = rat.Ratd(rat.Address.parse(fault_server.address), rat.load_side(str(client_side)))
     yield made
-    made.clear()
+    made.pool.close()
 
 
-def post(manager: urllib3.PoolManager, server: FaultServer) -> int:
+def post(ratd: rat.Ratd, server: FaultServer) -> int:
     """Post a call and return the number of the connection it went over."""
-    response = manager.request("POST", f"https://{server.address}/mcp", body=call(1))
-    assert response.data == result(1, {"method": "ping"})
+    (received,) = ratd.post(rat.Exchange(), call(1), {}, HANG)
+    assert received.body == result(1, {"method": "ping"})
     return server.requests[-1].connection
 
 
 def test_a_connection_unused_for_ninety_seconds_is_not_used_again(
-    manager: urllib3.PoolManager, fault_server: FaultServer, monkeypatch: pytest.MonkeyPatch
+    ratd: rat.Ratd, fault_server: FaultServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Clocks of the test's own: it cannot wait, nor suspend the machine.
     clock = types.SimpleNamespace(at=1000.0, wall=5e9)
     fake = types.SimpleNamespace(monotonic=lambda: clock.at, time=lambda: clock.wall)
     monkeypatch.setattr(rat, "time", fake)
     assert rat.IDLE_SECONDS == 90
-    assert post(manager, fault_server) == 0
+    assert post(ratd, fault_server) == 0
     clock.at += 89
     clock.wall += 89
-    assert post(manager, fault_server) == 0
+    assert post(ratd, fault_server) == 0
     clock.at += 91
     clock.wall += 91
-    assert post(manager, fault_server) == 1
+    assert post(ratd, fault_server) == 1
     # The monotonic clock stands still while a machine is suspended.
     clock.wall += 91
-    assert post(manager, fault_server) == 2
+    assert post(ratd, fault_server) == 2
     # The wall clock may be set back.
     clock.at += 91
     clock.wall -= 1000
-    assert post(manager, fault_server) == 3
+    assert post(ratd, fault_server) == 3
     clock.at += 1
-    assert post(manager, fault_server) == 3
+    assert post(ratd, fault_server) == 3
 
 
 def test_the_connection_used_last_is_used_first(start_rat: StartRat, fault_server: FaultServer) -> None:
@@ -104,9 +102,7 @@ def test_a_small_request_is_one_write(rat: Harness, fault_server: FaultServer) -
         assert rat.line() == result(1)
 
 
-def test_small_writes_do_not_wait(
-    manager: urllib3.PoolManager, fault_server: FaultServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_writes_do_not_wait(ratd: rat.Ratd, fault_server: FaultServer, monkeypatch: pytest.MonkeyPatch) -> None:
     options: list[int] = []
     connect = rat.Connection._connect_socket
 
@@ -115,7 +111,7 @@ def test_small_writes_do_not_wait(
         options.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
 
     monkeypatch.setattr(rat.Connection, "_connect_socket", told)
-    post(manager, fault_server)
+    post(ratd, fault_server)
     assert len(options) == 1
     assert options[0] != 0
 

@@ -173,9 +173,12 @@ def test_check_proves_the_way_in(site: Site, capsys: pytest.CaptureFixture[str])
 
 
 def test_another_path_is_not_found(site: Site) -> None:
-    manager = rat.pool_manager(rat.Address.parse(site.address), rat.load_side(str(site.client)))
-    assert manager.request("POST", f"https://{site.address}/other").status == 404
-    manager.clear()
+    ratd = rat.Ratd(rat.Address.parse(site.address), rat.load_side(str(site.client)))
+    exchange = rat.Exchange()
+    response = ratd.pool.request_on(exchange, f"POST /other HTTP/1.1\r\nHost: {site.address}", {}, b"", 10)
+    assert response.status == 404
+    ratd.pool.release(exchange)
+    ratd.pool.close()
 
 
 def test_a_client_of_another_bundle_is_told_so_by_the_server(
