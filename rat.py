@@ -162,11 +162,7 @@ class PrintVersion(argparse.Action):
     """Prints `version_text` on one line, which argparse's own action would break to fit a terminal, and exits."""
 
     def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
+        self, parser: argparse.ArgumentParser, namespace: object, values: object, option_string: object = None
     ) -> NoReturn:
         assert isinstance(parser, FlagParser)
         parser.tell(f"{version_text()}\n")
@@ -176,11 +172,7 @@ class _Once(argparse.Action):
     """Stores a flag's value and refuses the flag given twice: which of the two counts would be a guess."""
 
     def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
+        self, parser: object, namespace: argparse.Namespace, values: object, option_string: object = None
     ) -> None:
         given: set[str] = namespace.__dict__.setdefault("_given", set())
         if self.dest in given:
@@ -794,43 +786,30 @@ def _annotations(schema: object) -> Iterator[tuple[object, tuple[str, ...] | Non
 
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
-_MIRRORED_TYPES = ("string", "integer", "boolean")
 
 
-def header_parameters(schema: object) -> dict[str, tuple[str, ...]]:
-    """The arguments that an input schema asks to have mirrored: header name to the path of its property.
+def header_parameters(schema: object) -> tuple[dict[str, tuple[str, ...]], str | None]:
+    """The arguments that an input schema asks to have mirrored, header name to the path of its property, and the first
+    fault in what it asks, None for none.
 
     The annotation is ``x-mcp-header`` (MCP 2026-07-28, Streamable HTTP), on a string, integer or boolean at any depth
-    of ``properties``. One that is empty, no token, or not unique without regard to case is not used.
+    of ``properties``, and unique without regard to case. What is at fault is not among the arguments; by the
+    specification, one fault has a client mirror none of a listed tool's.
     """
     uses: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
-    for name, path, kind in _annotations(schema):
-        if path and kind in _MIRRORED_TYPES and isinstance(name, str):
-            uses.setdefault(name.lower(), []).append((name, path))
-    return {
-        f"Mcp-Param-{same[0][0]}": same[0][1]
-        for same in uses.values()
-        if len(same) == 1 and _TOKEN.fullmatch(same[0][0])
-    }
-
-
-def annotation_fault(schema: object) -> str | None:
-    """Why the annotations of a tool's input schema break the specification's rules, None when they do not.
-
-    By those rules (MCP 2026-07-28, Streamable HTTP) one bad annotation has a client mirror none of the tool's.
-    """
-    seen = set()
+    faults = []
     for name, path, kind in _annotations(schema):
         if not isinstance(name, str) or not _TOKEN.fullmatch(name):
-            return f"the header name {name!r} is no token"
-        if not path:
-            return f"{name} is not on an argument reached by properties alone"
-        if kind not in _MIRRORED_TYPES:
-            return f"{name} is on an argument that is no string, integer or boolean"
-        if name.lower() in seen:
-            return f"{name} is used twice"
-        seen.add(name.lower())
-    return None
+            faults.append(f"the header name {name!r} is no token")
+        elif not path:
+            faults.append(f"{name} is not on an argument reached by properties alone")
+        elif kind not in ("string", "integer", "boolean"):
+            faults.append(f"{name} is on an argument that is no string, integer or boolean")
+        else:
+            uses.setdefault(name.lower(), []).append((name, path))
+    faults += [f"{same[1][0]} is used twice" for same in uses.values() if len(same) > 1]
+    sound = {f"Mcp-Param-{same[0][0]}": same[0][1] for same in uses.values() if len(same) == 1}
+    return sound, faults[0] if faults else None
 
 
 def parameter_headers(parameters: Mapping[str, tuple[str, ...]], arguments: object) -> dict[str, str]:
@@ -891,7 +870,7 @@ def request_headers(
     if message.method == "tools/call" and message.name is not None:
         parameters = learned.get(message.name) if learned else None
         if parameters is None:
-            parameters = header_parameters(built_in_schema(message.name))
+            parameters, _ = header_parameters(built_in_schema(message.name))
         headers.update(parameter_headers(parameters, message.arguments))
     return headers
 
@@ -1904,7 +1883,7 @@ class Relay:
         self._answers.put(None)
         if writer.is_alive():
             writer.join(LAST_ANSWERS_SECONDS)
-        self._log.info("stopped", reason=reason)
+        self._log.write("info", "stopped", reason=reason)
         self._log.close(0.04)
         return status
 
@@ -1966,14 +1945,14 @@ class Relay:
         if message.method == "notifications/cancelled" and message.request is not None and not message.calls:
             canceled = self._in_flight.cancel(message.request)
             if canceled is not None:
-                self._log.debug("call canceled", id=canceled.message.calls[0].text)
+                self._log.write("debug", "call canceled", id=canceled.message.calls[0].text)
         workers = self._listeners if message.method == LISTEN else self._workers
         if not workers.post(posting):
             self._fail(posting, "rat cannot relay the message: can't start new thread")
 
     def _refuse(self, code: int, text: str) -> None:
         self._answers.put(error_line("null", code, text))
-        self._log.warn("relay failed", error=text)
+        self._log.write("warn", "relay failed", error=text)
 
     # Workers
 
@@ -2008,7 +1987,7 @@ class Relay:
             self._fail(posting, f"rat cannot relay the message: {type(e).__name__}: {e}")
         if self._log.level <= LEVELS["debug"]:
             duration = f"{(time.monotonic() - posting.started) * 1000:.1f}ms"
-            self._log.debug("message", **_labels(posting.message), status=status, duration=duration)
+            self._log.write("debug", "message", **_labels(posting.message), status=status, duration=duration)
 
     def _line(self, message: Message, answer: Answer) -> bytes | None:
         """The line that is written for an answer, None for none. Raises Failure when it is no answer to the message."""
@@ -2045,8 +2024,8 @@ class Relay:
                 responses.setdefault(key, []).append(message)
         except ValueError as e:
             # The first of a stream: some servers keep theirs alive with events of their own, for hours.
-            log = self._log.debug if posting.passed_over else self._log.warn
-            log("event passed over", **_labels(posting.message), error=e)
+            level = "debug" if posting.passed_over else "warn"
+            self._log.write(level, "event passed over", **_labels(posting.message), error=e)
             posting.passed_over = True
             return False
         for message in (message for same in responses.values() for message in same):
@@ -2079,11 +2058,11 @@ class Relay:
             if len(self._learned) >= _LEARNED:  # a server without end must not fill the memory
                 self._learned.clear()
                 self._faulty.clear()
-            fault = annotation_fault(tool.get("inputSchema"))
-            self._learned[name] = {} if fault else header_parameters(tool.get("inputSchema"))
+            parameters, fault = header_parameters(tool.get("inputSchema"))
+            self._learned[name] = {} if fault else parameters
             if fault and name not in self._faulty:
                 self._faulty.add(name)
-                self._log.warn("annotations of a tool not used", tool=name, error=fault)
+                self._log.write("warn", "annotations of a tool not used", tool=name, error=fault)
 
     # Deadline thread
 
@@ -2097,7 +2076,7 @@ class Relay:
 
     def _fail(self, posting: Posting, text: str, shut: bool = False, logged: str | None = None) -> None:
         if self._in_flight.fail(posting, text, shut):
-            self._log.warn("relay failed", **_labels(posting.message), error=logged or text)
+            self._log.write("warn", "relay failed", **_labels(posting.message), error=logged or text)
 
     # Writer thread
 
@@ -2148,22 +2127,11 @@ class Log:
         self._records: queue.Queue[str | None] = queue.Queue(1000)
         self._lock = threading.Lock()
         self._dropped = 0  # guarded by the lock
-        self._writer = threading.Thread(target=self._write, name="log", daemon=True)
+        self._writer = threading.Thread(target=self._drain, name="log", daemon=True)
         self._writer.start()
 
-    def debug(self, message: str, **fields: object) -> None:
-        """Log at level debug."""
-        self._log("debug", message, fields)
-
-    def info(self, message: str, **fields: object) -> None:
-        """Log at level info."""
-        self._log("info", message, fields)
-
-    def warn(self, message: str, **fields: object) -> None:
-        """Log at level warn."""
-        self._log("warn", message, fields)
-
-    def _log(self, level: str, message: str, fields: Mapping[str, object]) -> None:
+    def write(self, level: str, message: str, **fields: object) -> None:
+        """Log a record of a level ("debug", "info" or "warn"); a field of None is left out."""
         if LEVELS[level] < self.level:
             return
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -2175,7 +2143,7 @@ class Log:
             with self._lock:
                 self._dropped += 1
 
-    def _write(self) -> None:
+    def _drain(self) -> None:
         while (record := self._records.get()) is not None:
             with self._lock:
                 dropped, self._dropped = self._dropped, 0
@@ -2250,7 +2218,8 @@ def _start_relay(server: Address, bundle: str, level: str) -> NoReturn:
         signal.set_wakeup_fd(relay.wakeup, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda n, _: relay.stop(signal.Signals(n).name))
-    log.info(
+    log.write(
+        "info",
         "relaying",
         version=__version__,
         server=server.text,
@@ -2260,7 +2229,9 @@ def _start_relay(server: Address, bundle: str, level: str) -> NoReturn:
     )
     remaining = (side.expires - datetime.now(timezone.utc)).days
     if remaining < 365:
-        log.warn("the bundle expires within a year, issue another", expires=side.expires.date(), days=remaining)
+        log.write(
+            "warn", "the bundle expires within a year, issue another", expires=side.expires.date(), days=remaining
+        )
     status = relay.run()
     # Threads may be waiting for the system, in name resolution above all, where nothing can wake them: an exit that
     # joins them, as the interpreter's does, could take as long as they do.

@@ -251,7 +251,7 @@ class McpClient:
         raise McpToolsListError("PaginationExceeded", f"{peer} lists tools on more than {PAGE_LIMIT} pages")
 
     def _well_annotated(self, link: _Link, tool: JsonObject) -> bool:
-        fault = rat.annotation_fault(tool.get("inputSchema"))
+        _, fault = rat.header_parameters(tool.get("inputSchema"))
         if fault is not None:
             _log.warning("the tool %s of %s is left out: %s", tool["name"], link.connection.peer, fault)
         return fault is None
@@ -272,7 +272,7 @@ class McpClient:
         if named is not None and isinstance(params.get(named), str):
             fields["Mcp-Name"] = rat.header_value(str(params[named]))
         if method == "tools/call":
-            parameters = rat.header_parameters(self._schemas.get(str(params.get("name"))))
+            parameters, _ = rat.header_parameters(self._schemas.get(str(params.get("name"))))
             fields.update(rat.parameter_headers(parameters, params.get("arguments")))
         return fields
 
