@@ -26,7 +26,6 @@ import contextlib
 import errno
 import gc
 import hashlib
-import heapq
 import http.client
 import json
 import os
@@ -74,6 +73,9 @@ IDLE_SECONDS = 90
 
 # Bytes of a stream that may be queued before what a harness reads: what it does not read waits in the network.
 AHEAD = 1024 * 1024
+
+# Bytes read at once: four TLS records, and what a pipe holds.
+PIECE = 64 * 1024
 
 # Threads, and so connections, at most. A harness with more calls at once has the others wait.
 WORKERS = 256
@@ -226,6 +228,33 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+# --- What an error of the system says -----------------------------------------------------------------
+
+
+def system_reason(error: OSError) -> str:
+    """The system's reason for an error, in lower case, the same on every platform for the common ones."""
+    if isinstance(error, socket.gaierror):
+        if error.errno in {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}:
+            return "no such host"
+    elif isinstance(error, (http.client.RemoteDisconnected, ssl.SSLEOFError, ssl.SSLZeroReturnError, BrokenPipeError)):
+        return "the connection closed before an answer"
+    elif isinstance(error, ConnectionResetError):
+        return "connection reset by peer"
+    elif isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    return (error.strerror or str(error) or type(error).__name__).lower()
+
+
+def openssl_reason(error: ssl.SSLError) -> str:
+    """OpenSSL's reason for an error, without the brackets and source line that the ssl module puts around it."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return error.verify_message
+    if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+        return "the connection closed"
+    text = re.sub(r"^\[[^\]]*\] | \(_ssl\.c:\d+\)$", "", error.strerror or str(error))
+    return text.lower() or "unknown error"
+
+
 # --- Client directory ---------------------------------------------------------------------------------
 
 
@@ -245,15 +274,14 @@ class Side(NamedTuple):
     """A checked directory of a bundle, one side of mutual TLS.
 
     ``role`` is "client" or "server". ``tenant`` is what the CA names, ``name`` what the certificate names: a
-    client's is its session. ``not_before`` and ``expires`` (aware, UTC) bound the time in which both certificates
-    are valid. ``ca_fingerprint`` is the SHA-256 of the CA's DER in lower-case hexadecimal.
+    client's is its session. Both certificates are valid until ``expires`` (aware, UTC). ``ca_fingerprint`` is the
+    SHA-256 of the CA's DER in lower-case hexadecimal.
     """
 
     role: str
     path: str
     tenant: str
     name: str
-    not_before: datetime
     expires: datetime
     ca_fingerprint: str
 
@@ -283,7 +311,7 @@ def load_side(path: str, role: str = "client", passed: Callable[[str], None] = l
     by the rules the other side will apply. An X.509 library would be a dependency, a parser of one's own a hazard.
     """
     unread = datetime.min.replace(tzinfo=timezone.utc)
-    side = Side(role, path, "", "", unread, unread, _check_files(path, role))
+    side = Side(role, path, "", "", unread, _check_files(path, role))
     passed("files")
     if os.name != "nt":  # there, who may read is for access control lists to say
         mode = os.stat(side.key).st_mode & 0o777
@@ -318,7 +346,6 @@ def load_side(path: str, role: str = "client", passed: Callable[[str], None] = l
     side = side._replace(
         tenant=_common_name(side.ca, authority),
         name=_common_name(side.certificate, certificate),
-        not_before=max(start for _, (start, _) in periods),
         expires=min(end for _, (_, end) in periods),
     )
     passed("names")
@@ -472,33 +499,6 @@ def _common_name(file: str, certificate: _Certificate) -> str:
     return str(names[0])
 
 
-# --- What an error of the system says -----------------------------------------------------------------
-
-
-def system_reason(error: OSError) -> str:
-    """The system's reason for an error, in lower case, the same on every platform for the common ones."""
-    if isinstance(error, socket.gaierror):
-        if error.errno in {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}:
-            return "no such host"
-    elif isinstance(error, (http.client.RemoteDisconnected, ssl.SSLEOFError, ssl.SSLZeroReturnError, BrokenPipeError)):
-        return "the connection closed before an answer"
-    elif isinstance(error, ConnectionResetError):
-        return "connection reset by peer"
-    elif isinstance(error, ConnectionRefusedError):
-        return "connection refused"
-    return (error.strerror or str(error) or type(error).__name__).lower()
-
-
-def openssl_reason(error: ssl.SSLError) -> str:
-    """OpenSSL's reason for an error, without the brackets and source line that the ssl module puts around it."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return error.verify_message
-    if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
-        return "the connection closed"
-    text = re.sub(r"^\[[^\]]*\] | \(_ssl\.c:\d+\)$", "", error.strerror or str(error))
-    return text.lower() or "unknown error"
-
-
 # --- Schemas of ratd's tools ---------------------------------------------------------------------------
 
 _schemas: dict[str, Mapping[str, object] | None] = {}  # read on first use; only the reader thread asks
@@ -572,9 +572,7 @@ def parse_json(data: bytes) -> object:
             return _DECODER.decode(text)
         except json.JSONDecodeError:
             raise
-        except ValueError as e:
-            if "is not JSON" in str(e):
-                raise
+        except ValueError:  # an integer too long for int(), or what is refused again
             return _DECODER_OF_LONG_INTEGERS.decode(text)
     except UnicodeDecodeError as e:
         raise ValueError(f"not UTF-8 (byte {e.start + 1})") from None
@@ -613,7 +611,7 @@ class Message(NamedTuple):
     """What is read of a line; the line itself is relayed untouched.
 
     ``calls`` holds the call of a request, or every call of a batch, and nothing for a notification or a response.
-    A field of a type other than expected counts as absent.
+    ``request`` is the identifier that a cancellation names. A field of a type other than expected counts as absent.
     """
 
     calls: tuple[Call, ...] = ()
@@ -682,11 +680,11 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) and not isinstance(value, _Digits) else None
 
 
-_SPACE = re.compile(r"[ \t\n\r]*")
+_BETWEEN = re.compile(r"[ \t\n\r,:]*")  # what can stand between two values of a JSON text
 
 
 def _skip(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
+    match = _BETWEEN.match(text, at)
     assert match is not None
     return match.end()
 
@@ -695,28 +693,23 @@ def _identifiers(text: str) -> Iterator[str]:
     """The identifier of each object of a message in its own characters ("null" for none), so that an error repeats
     it as it came: a number read and written again can change its digits."""
     at = _skip(text, 0)
-    batch = text[at] == "["
-    if batch:
+    if text[at] == "[":
         at = _skip(text, at + 1)
     while at < len(text) and text[at] != "]":
         if text[at] == "{":
             identifier, at = "null", _skip(text, at + 1)
             while text[at] != "}":
-                key, at = _DECODER_OF_LONG_INTEGERS.raw_decode(text, at)
-                start = _skip(text, _skip(text, at) + 1)
+                key, end = _DECODER_OF_LONG_INTEGERS.raw_decode(text, at)
+                start = _skip(text, end)
                 _, end = _DECODER_OF_LONG_INTEGERS.raw_decode(text, start)
                 if key == "id":
                     identifier = text[start:end]
                 at = _skip(text, end)
-                if text[at] == ",":
-                    at = _skip(text, at + 1)
             at += 1
             yield identifier
         else:
             _, at = _DECODER_OF_LONG_INTEGERS.raw_decode(text, at)
         at = _skip(text, at)
-        if at < len(text) and text[at] == ",":
-            at = _skip(text, at + 1)
 
 
 def _wait(message: Mapping[str, object]) -> float:
@@ -861,10 +854,7 @@ def request_headers(
         return headers
     if _PRINTABLE.fullmatch(message.method):
         headers["Mcp-Method"] = message.method
-    if message.method in ("tools/call", "prompts/get"):
-        named = message.name
-    else:
-        named = message.uri if message.method == "resources/read" else None
+    named = {"tools/call": message.name, "prompts/get": message.name, "resources/read": message.uri}.get(message.method)
     if named is not None:
         headers["Mcp-Name"] = header_value(named)
     if message.method == "tools/call" and message.name is not None:
@@ -878,10 +868,6 @@ def request_headers(
 # --- Connection ---------------------------------------------------------------------------------------
 
 
-class Ended(ConnectionAbortedError):
-    """The exchange was ended by another thread while its worker was about to use a socket."""
-
-
 class Exchange:
     """One HTTP exchange of a worker, which another thread may end by shutting its socket down.
 
@@ -891,11 +877,12 @@ class Exchange:
     which wakes its worker; it is closed by that worker.
     """
 
-    # One lock for all exchanges, held for microseconds and never while waiting: it guards `ended`, `raw` and everything
-    # of InFlight.
+    # One lock for all exchanges, held for microseconds and never while waiting: it guards `body`, `ended`, `raw` and
+    # everything of InFlight.
     lock: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(self) -> None:
+    def __init__(self, body: bytes | None = None) -> None:
+        self.body = body  # of the request; dropped when the exchange has ended
         self.ended = False
         self.raw: socket.socket | None = None
         # The worker's own; others read the stage: "queued", "proxy", "connect", "handshake", "request" or "answer".
@@ -905,20 +892,14 @@ class Exchange:
         self.received = 0  # bytes of the body of the response
         self.expected: str | None = None  # what was announced
 
-    def end(self) -> bool:
+    def end(self) -> None:
         """End the exchange from any thread: its socket is shut, and no other will be attached.
 
-        Returns whether this call ended it. Does not wait and never fails.
+        Does not wait and never fails.
         """
         with self.lock:
-            return self._end(shut=True)
-
-    def _end(self, shut: bool) -> bool:  # with the lock held
-        first = not self.ended
-        self.ended = True
-        if shut and first:
+            self.ended, self.body = True, None
             self._shut()
-        return first
 
     def _shut(self) -> None:  # with the lock held
         if self.raw is not None:
@@ -931,11 +912,16 @@ class Exchange:
                 socket.socket.shutdown(self.raw, socket.SHUT_RDWR)
 
     def attach(self, raw: socket.socket | None) -> None:
-        """Make a socket known before anything is waited for on it. Raises Ended."""
+        """Make a socket known before anything is waited for on it. Raises OSError when the exchange was ended."""
         with self.lock:
             if self.ended:
-                raise Ended
+                raise ConnectionAbortedError("ended")
             self.raw = raw
+
+    def detach(self) -> None:
+        """Give up the socket, before it is closed or goes to another exchange."""
+        with self.lock:
+            self.raw = None
 
     def bind(self, seconds: float | None) -> None:
         """Let each operation of the socket take so many seconds, or any time: a stream may be silent, and its deadline
@@ -948,7 +934,7 @@ class Exchange:
         response = self.response
         assert response is not None
         # By read1: a read(n) of a malformed chunked body can take far more than n.
-        while piece := response.read1(_PIECE):
+        while piece := response.read1(PIECE):
             self.received += len(piece)
             yield piece
         if not response.complete:
@@ -956,17 +942,21 @@ class Exchange:
 
 
 _RESET = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)  # struct linger: on, for no time
-_connecting = (
-    threading.local()
-)  # its ``exchange`` is the one that this thread connects for: urllib3 passes none through
+_connecting = threading.local()  # its `exchange` is that which this thread connects for: urllib3 passes none through
 
 
 class TlsSocket(ssl.SSLSocket):
     """A TLS socket that is attached before its handshake, in which urllib3 has not got hold of it yet."""
 
     def do_handshake(self, block: bool = False) -> None:
-        _connecting.exchange.attach(self)
-        super().do_handshake(block)
+        """Shake hands. Raises OSError."""
+        exchange: Exchange = _connecting.exchange
+        exchange.attach(self)
+        try:
+            super().do_handshake(block)
+        except OSError:
+            exchange.detach()
+            raise
 
 
 class Response(http.client.HTTPResponse):
@@ -974,13 +964,12 @@ class Response(http.client.HTTPResponse):
     for the next call to read; and its e-mail parser takes longer than all else that is done for a head."""
 
     def begin(self) -> None:
-        """Read the head. Raises what http.client's does."""
-        version, status, reason = self._read_status()  # type: ignore[attr-defined]
-        while status in (100, 102, 103):  # RFC 9110, section 15.2: any number of interim answers
+        """Read the head. Raises OSError and HTTPException."""
+        version, status, _ = self._read_status()  # type: ignore[attr-defined]
+        while 100 <= status < 200 and status != 101:  # RFC 9110, section 15.2: any number of interim answers
             self._read_fields()
-            version, status, reason = self._read_status()  # type: ignore[attr-defined]
+            version, status, _ = self._read_status()  # type: ignore[attr-defined]
         self.code = self.status = status
-        self.reason = reason.strip()
         if not version.startswith("HTTP/1."):
             raise http.client.UnknownProtocol(version)
         self.version = 10 if version == "HTTP/1.0" else 11
@@ -1007,11 +996,6 @@ class Response(http.client.HTTPResponse):
     def complete(self) -> bool:
         """Whether the body was read to its end."""
         return self.length == 0 if self.length is not None else self.isclosed()
-
-    @property
-    def reusable(self) -> bool:
-        """Whether the connection can carry another request."""
-        return self.complete and not self.will_close
 
     def _read_fields(self) -> http.client.HTTPMessage:
         fields = http.client.HTTPMessage()
@@ -1043,7 +1027,6 @@ class Response(http.client.HTTPResponse):
 class Connection(urllib3.connection.HTTPSConnection):
     """A connection of which a call can be ended, in any of its stages, by a thread that is not its worker."""
 
-    response_class = Response
     raw: socket.socket | None = None  # that of the exchange which opened it
     used = (0.0, 0.0)  # when it last went back to the pool, by either clock
 
@@ -1072,7 +1055,6 @@ class Connection(urllib3.connection.HTTPSConnection):
             addresses = socket.getaddrinfo(host, self.port, type=socket.SOCK_STREAM)
         except UnicodeError:  # from the IDNA codec, for an empty label or one over 63 bytes
             raise socket.gaierror(socket.EAI_NONAME, "no such host") from None
-        error: OSError = OSError("no address")
         for tried, (family, kind, protocol, _, address) in enumerate(addresses):
             # Several addresses of one name share the time, so that a dead first one leaves some to the next.
             share = (until - time.monotonic()) / (len(addresses) - tried)
@@ -1081,13 +1063,13 @@ class Connection(urllib3.connection.HTTPSConnection):
                 sock = socket.socket(family, kind, protocol)
                 self._connect_socket(sock, address, share)
                 return sock
-            except OSError as e:
+            except OSError:
+                _connecting.exchange.detach()
                 if sock is not None:
                     sock.close()
-                if isinstance(e, Ended):
+                if _connecting.exchange.ended or tried == len(addresses) - 1:
                     raise
-                error = e
-        raise error
+        raise OSError("no address")
 
     def _connect_socket(self, sock: socket.socket, address: tuple[object, ...], seconds: float) -> None:
         exchange: Exchange = _connecting.exchange
@@ -1097,11 +1079,11 @@ class Connection(urllib3.connection.HTTPSConnection):
             sock.setsockopt(*option)
         sock.setblocking(False)
         code = sock.connect_ex(address)
-        if code in _CONNECTING:
+        if code in (errno.EINPROGRESS, errno.EWOULDBLOCK):
             # In slices: the shutdown of a socket that has not begun to connect is lost.
             while not urllib3.util.wait_for_write(sock, 0.05):
                 if exchange.ended:
-                    raise Ended
+                    raise ConnectionAbortedError("ended")
                 if time.monotonic() > until:
                     raise TimeoutError("timed out")
             code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -1129,25 +1111,15 @@ class Connection(urllib3.connection.HTTPSConnection):
                 raise BrokenPipeError(errno.EPIPE, "the connection closed") from e
             raise
 
-    def post(self, head: bytes, body: bytes) -> Response:
-        """Send a request, given its head, and read the head of the response. Raises OSError and HTTPException.
-
-        urllib3's way through its own request and response objects takes twice the time of all else in a call.
-        """
+    def post(self, head: bytes, body: bytes) -> None:
+        """Send a request, given its head. Raises OSError."""
         # Two writes are two TLS records, two segments and two wake-ups of the server; a larger body is not copied.
         with contextlib.suppress(BrokenPipeError):
-            if len(body) > _JOINED:
+            if len(body) > PIECE:
                 self.send(head)
                 self.send(body)
             else:
                 self.send(head + body)
-        response = Response(self.sock)
-        response.begin()
-        return response
-
-
-_JOINED = 64 * 1024
-_CONNECTING = {errno.EINPROGRESS, errno.EWOULDBLOCK, getattr(errno, "WSAEWOULDBLOCK", errno.EINPROGRESS)}
 
 
 class Pool(urllib3.HTTPSConnectionPool):
@@ -1155,17 +1127,14 @@ class Pool(urllib3.HTTPSConnectionPool):
 
     ConnectionCls = Connection
 
-    def request_on(
-        self, exchange: Exchange, start: str, headers: Mapping[str, str], body: bytes | None, seconds: float | None
-    ) -> Response:
+    def request_on(self, exchange: Exchange, start: str, headers: Mapping[str, str], seconds: float | None) -> Response:
         """Make a request on a connection that is the exchange's own until it is released. Gives the response.
 
-        ``start`` is the request line and the field Host. ``seconds`` bound each operation of the socket, None those of
-        connecting only. Raises OSError and HTTPException, with the connection released.
+        ``start`` is the request line and the field Host. ``seconds`` bound each operation of the socket; of None, there
+        is no bound but one on connecting. Raises OSError and HTTPException, with the connection released.
+
+        urllib3's way through its own request and response objects takes twice the time of all else in a call.
         """
-        length = "" if body is None else f"Content-Length: {len(body)}\r\n"
-        fields = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-        head = f"{start}\r\n{length}{fields}\r\n".encode("latin-1")
         connection = self._get_conn()
         assert isinstance(connection, Connection)
         exchange.connection = connection
@@ -1179,10 +1148,15 @@ class Pool(urllib3.HTTPSConnectionPool):
                 else:
                     connection.connect()
                 connection.raw = exchange.raw
-            if connection.sock.gettimeout() != seconds:
-                connection.sock.settimeout(seconds)
+            connection.sock.settimeout(seconds)
             exchange.stage = "request"
-            response = exchange.response = connection.post(head, body or b"")
+            body = exchange.body
+            length = "" if body is None else f"Content-Length: {len(body)}\r\n"
+            fields = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+            connection.post(f"{start}\r\n{length}{fields}\r\n".encode("latin-1"), body or b"")
+            del body
+            response = exchange.response = Response(connection.sock)
+            response.begin()
         except BaseException:
             self.release(exchange)
             raise
@@ -1199,13 +1173,12 @@ class Pool(urllib3.HTTPSConnectionPool):
         exchange.connection = exchange.response = None
         if connection is None:
             return
-        if response is None or not response.reusable:
+        exchange.detach()
+        if response is None or response.will_close or not response.complete:
             connection.close()
             connection.raw = None
         if response is not None:
             response.close()
-        with exchange.lock:
-            exchange.raw = None
         connection.used = time.monotonic(), time.time()
         self._put_conn(connection)
 
@@ -1254,6 +1227,7 @@ def _bypasses(address: Address, patterns: str) -> bool:
     import ipaddress  # only with a proxy
 
     host = address.host.lower().rstrip(".")
+    names = {host, address.text.rpartition(":")[0].lower().rstrip(".")}  # an international one as it was given, too
     try:
         ip = ipaddress.ip_address(host.partition("%")[0])
         ip = getattr(ip, "ipv4_mapped", None) or ip  # is_loopback does not see through it before Python 3.13
@@ -1264,7 +1238,7 @@ def _bypasses(address: Address, patterns: str) -> bool:
     for pattern in patterns.lower().replace(",", " ").split():
         match = re.fullmatch(r"\[(.*)\](?::(\d{1,5}))?|([^:]*)(?::(\d{1,5}))?|(.*)", pattern)
         assert match is not None
-        name, port = match[1] or match[3] or match[5] or "", match[2] or match[4]
+        name, port = (match[1] or match[3] or match[5] or "").rstrip("."), match[2] or match[4]
         if port and int(port) != address.port:
             continue
         if name == "*":
@@ -1275,7 +1249,7 @@ def _bypasses(address: Address, patterns: str) -> bool:
                     return True
             continue
         name = name[1:] if name.startswith("*.") else name
-        if (name and host.endswith(name if name.startswith(".") else f".{name}")) or host == name:
+        if name and any(each == name or each.endswith(f".{name.lstrip('.')}") for each in names):
             return True
     return False
 
@@ -1314,9 +1288,8 @@ def _pool(address: Address, side: Side, proxy: Proxy | None) -> Pool:
         manager = urllib3.PoolManager(1, **options)  # type: ignore[arg-type]
     else:
         if proxy.url.startswith("https:"):  # the one place where public CAs are trusted
-            public = public_context()
+            options["proxy_ssl_context"] = public = public_context()
             public.sslsocket_class = TlsSocket
-            options["proxy_ssl_context"] = public
         if proxy.authorization:
             options["proxy_headers"] = {"Proxy-Authorization": proxy.authorization}
         manager = urllib3.ProxyManager(proxy.url, 1, **options)  # type: ignore[arg-type]
@@ -1409,19 +1382,14 @@ class EventStream:
 
 
 class Answer(NamedTuple):
-    """What the server answered: the status, the media type in lower case without parameters, and the body.
+    """What the server answered: the status, whether it is of an event stream, and the body.
 
     Of an event stream there is one for its opening, with an empty body, and one for the data of each event.
     """
 
     status: int
-    media_type: str
+    streamed: bool
     body: bytes
-
-    @property
-    def streamed(self) -> bool:
-        """Whether it is of an event stream."""
-        return self.media_type == "text/event-stream" and self.status < 300
 
 
 class Ratd:
@@ -1436,20 +1404,17 @@ class Ratd:
         if address.port != 443:
             self.host += f":{address.port}"
 
-    def post(
-        self, exchange: Exchange, body: bytes, headers: Mapping[str, str], seconds: float
-    ) -> Generator[Answer, None, None]:
-        """Post a message and give its answer, or one for each event of a stream, as they come. Raises Failure.
+    def post(self, exchange: Exchange, headers: Mapping[str, str], seconds: float) -> Generator[Answer, None, None]:
+        """Post the body of an exchange and give its answer, or one for each event of a stream, as they come.
 
         The bound proper is the deadline that ends the exchange. urllib3's ``seconds`` bound each operation of a socket
-        only, and would let a server that sends a byte now and then hold a worker for ever.
+        only, and would let a server that sends a byte now and then hold a worker for ever. Raises Failure.
         """
         try:
-            response = self.pool.request_on(
-                exchange, f"POST /mcp HTTP/1.1\r\nHost: {self.host}", headers, body, seconds
-            )
+            response = self.pool.request_on(exchange, f"POST /mcp HTTP/1.1\r\nHost: {self.host}", headers, seconds)
             try:
-                answer = Answer(response.status, response.media_type, b"")
+                streamed = response.media_type == "text/event-stream" and response.status < 300
+                answer = Answer(response.status, streamed, b"")
                 if answer.status < 200:
                     raise self.invalid(f"HTTP {answer.status}, which nobody asked for")
                 pieces = []
@@ -1470,9 +1435,8 @@ class Ratd:
                 # be used again.
                 exchange.bind(0.1)
                 with contextlib.suppress(OSError, http.client.HTTPException):
-                    for _ in range(8):
-                        if not response.read1(_PIECE):
-                            break
+                    for _ in zip(range(8), exchange.pieces()):
+                        pass
                 raise
             finally:
                 self.pool.release(exchange)
@@ -1542,9 +1506,6 @@ class Ratd:
         return str(self.invalid("not an HTTP response"))
 
 
-# Bytes asked of a body at once: four TLS records.
-_PIECE = 64 * 1024
-
 # TLS alerts (RFC 8446, section 6.2) in the words of Go's crypto/tls, which people find when they search for them.
 _ALERTS = {
     "UNKNOWN_CA": "unknown certificate authority",
@@ -1571,8 +1532,7 @@ class Posting(Exchange):
     """
 
     def __init__(self, line: bytes, message: Message, headers: Mapping[str, str]) -> None:
-        super().__init__()
-        self.line = line
+        super().__init__(line)
         self.message = message
         self.headers = headers
         self.seconds = REQUEST_SECONDS + message.wait
@@ -1582,11 +1542,6 @@ class Posting(Exchange):
         self.unanswered: dict[tuple[str, object], list[Call]] = {}  # guarded by the lock; changed by the worker alone
         for call in message.calls:
             self.unanswered.setdefault(call.key, []).append(call)
-
-    @property
-    def is_over(self) -> bool:  # with the lock held
-        """Whether it is settled, and its worker has no socket for it any more."""
-        return self.ended and self.raw is None
 
     @property
     def allowed(self) -> float:
@@ -1608,10 +1563,10 @@ class InFlight:
         self._changed = threading.Condition(self._lock)
         self._postings: set[Posting] = set()
         self._calls: dict[tuple[str, object], list[Posting]] = {}  # the latest of one identifier last
-        # (when, order, posting): settled ones stay until they are due or too many, and hold no line any more. One whose
-        # worker still has a connection then, reading a stream out after its response, loses it.
-        self._deadlines: list[tuple[float, int, Posting]] = []
-        self._order = 0
+        # Those with a worker, so few enough to look through. One that is settled when it is due, its worker reading a
+        # stream out after the response, loses its connection.
+        self._started: set[Posting] = set()
+        self._next_due = float("inf")  # when the deadline thread looks through them
         self._stopped = False
 
     def add(self, posting: Posting) -> bool:
@@ -1635,18 +1590,19 @@ class InFlight:
             if posting.ended:
                 return False
             posting.started = time.monotonic()
-            posting.due = posting.started + posting.seconds
-            if len(self._deadlines) > 64 + 2 * len(self._postings):
-                self._deadlines = [entry for entry in self._deadlines if not entry[2].is_over]
-                heapq.heapify(self._deadlines)
-            self._await(posting)
+            self._started.add(posting)
+            self._bound(posting, posting.started + posting.seconds)
             return True
 
-    def _await(self, posting: Posting) -> None:  # with the lock held
-        self._order += 1
-        entry = (posting.due, self._order, posting)
-        heapq.heappush(self._deadlines, entry)
-        if self._deadlines[0] is entry:
+    def finish(self, posting: Posting) -> None:
+        """End the time of a posting whose worker has left it."""
+        with self._lock:
+            self._started.discard(posting)
+
+    def _bound(self, posting: Posting, due: float) -> None:  # with the lock held
+        posting.due = due
+        if due < self._next_due:
+            self._next_due = due
             self._changed.notify()
 
     def stream(self, posting: Posting, line: bytes | None, answered: Sequence[tuple[str, object]] = ()) -> bool:
@@ -1663,9 +1619,8 @@ class InFlight:
                     del posting.unanswered[key]
             if answered and not posting.unanswered:
                 if posting.due == float("inf"):  # reading the stream out is not for ever
-                    posting.due = time.monotonic() + posting.seconds
-                    self._await(posting)
-                return self._settle(posting, line, shut=False)
+                    self._bound(posting, time.monotonic() + posting.seconds)
+                return self._settle(posting, line)
             if line is not None:
                 self._answers.put(line)
             if posting.message.method == LISTEN:
@@ -1674,22 +1629,27 @@ class InFlight:
                 posting.due = min(time.monotonic() + posting.seconds, posting.started + STREAM_SECONDS)
             return False
 
-    def settle(self, posting: Posting, line: bytes | None, shut: bool = False) -> bool:
-        """Settle a posting and queue its line, if any; False when it was settled before, and nothing is queued."""
+    def settle(self, posting: Posting, line: bytes | None) -> None:
+        """Settle a posting and queue its line, if any; nothing is done when it was settled before."""
         with self._lock:
-            return self._settle(posting, line, shut)
+            self._settle(posting, line)
 
     def fail(self, posting: Posting, text: str, shut: bool = False) -> bool:
-        """Settle a posting with an error for each of its calls that is not answered; False as `settle` has it."""
+        """Settle a posting with an error for each of its calls that is not answered; False when it was settled before.
+
+        Its socket is shut in either case when ``shut``: a worker may be reading on.
+        """
         with self._lock:  # a stream may be answering some of a batch at this moment
             unanswered = () if posting.ended else [call for same in posting.unanswered.values() for call in same]
             line = failure_line(unanswered, posting.message.batch, text)
             return self._settle(posting, line, shut)
 
-    def _settle(self, posting: Posting, line: bytes | None, shut: bool) -> bool:  # with the lock held
-        if not posting._end(shut):
+    def _settle(self, posting: Posting, line: bytes | None, shut: bool = False) -> bool:  # with the lock held
+        if shut:
+            posting._shut()
+        if posting.ended:
             return False
-        posting.line = b""
+        posting.ended, posting.body = True, None
         self._postings.discard(posting)
         if posting.message.calls and not posting.message.batch:
             key = posting.message.calls[0].key
@@ -1715,23 +1675,16 @@ class InFlight:
         """Wait for a posting whose time is over and is not settled; None when the register was stopped."""
         with self._lock:
             while not self._stopped:
-                while self._deadlines and self._deadlines[0][2].is_over:
-                    heapq.heappop(self._deadlines)
-                if not self._deadlines:
-                    self._changed.wait()
+                posting = min(self._started, key=lambda posting: posting.due, default=None)
+                self._next_due = posting.due if posting else float("inf")
+                remaining = self._next_due - time.monotonic()
+                if posting is None or remaining > 0:
+                    self._changed.wait(min(remaining, STREAM_SECONDS))  # infinity is more than a wait takes
                     continue
-                due, order, posting = self._deadlines[0]
-                if due < posting.due:  # events came, and it has longer
-                    heapq.heapreplace(self._deadlines, (posting.due, order, posting))
-                    continue
-                remaining = due - time.monotonic()
-                if remaining <= 0:
-                    heapq.heappop(self._deadlines)
-                    if not posting.ended:
-                        return posting
-                    posting._shut()
-                    continue
-                self._changed.wait(min(remaining, STREAM_SECONDS))
+                self._started.remove(posting)
+                if not posting.ended:
+                    return posting
+                posting._shut()
             return None
 
     def stop(self) -> None:
@@ -1752,27 +1705,14 @@ def read_lines(descriptor: int) -> Iterator[bytes | None]:
     A line ends in LF or CRLF (MCP, stdio transport). What is over `MESSAGE_LIMIT` is told as soon as it is known,
     then drained without being held. Raises OSError when reading fails.
     """
-
-    def whole(line: bytes) -> bytes | None:
-        line = line[:-1] if line.endswith(b"\r") else line
-        return line if len(line) <= MESSAGE_LIMIT else None
-
-    pending: list[bytes] = []
-    size = 0  # of what is pending; -1 while a line over the limit is drained
-    while chunk := os.read(descriptor, _PIECE):  # what a pipe holds; more would be mapped and unmapped for each read
-        *ended, rest = chunk.split(b"\n")
-        for piece in ended:
-            if size >= 0:
-                yield whole(b"".join((*pending, piece)) if pending else piece)
-            pending, size = [], 0
-        if rest and size >= 0:
-            pending.append(rest)
-            size += len(rest)
-            if size > MESSAGE_LIMIT + 1:  # the one more may be a carriage return
-                pending, size = [], -1
-                yield None
-    if size > 0:
-        yield whole(b"".join(pending))
+    with open(descriptor, "rb", PIECE, closefd=False) as source:  # of what a pipe holds
+        while line := source.readline(MESSAGE_LIMIT + 2):  # of which two may be its end
+            ended = line.endswith(b"\n")
+            line = line.removesuffix(b"\n").removesuffix(b"\r")
+            yield line if len(line) <= MESSAGE_LIMIT else None
+            while not ended:  # it is over the limit, or the last
+                line = source.readline(PIECE)
+                ended = not line or line.endswith(b"\n")
 
 
 def one_line(body: bytes) -> bytes:
@@ -1781,10 +1721,7 @@ def one_line(body: bytes) -> bytes:
     A line break within JSON stands between tokens, where a space means the same (RFC 8259, section 2): inside a string
     it is always escaped.
     """
-    body = body.strip(b" \t\r\n")
-    if b"\n" in body or b"\r" in body:
-        body = body.replace(b"\r", b" ").replace(b"\n", b" ")
-    return body
+    return body.strip(b" \t\r\n").replace(b"\r", b" ").replace(b"\n", b" ")
 
 
 class Workers:
@@ -1841,11 +1778,9 @@ class Relay:
     what is late; the main thread waits for the reason to stop, since signals reach it there.
     """
 
-    def __init__(self, ratd: Ratd, log: Log, source: int = 0, sink: int = 1) -> None:
+    def __init__(self, ratd: Ratd, log: Log) -> None:
         self._ratd = ratd
         self._log = log
-        self._source = source
-        self._sink = sink
         # Whole lines, events that tell how far they are written, and None at the end.
         self._answers: queue.SimpleQueue[bytes | threading.Event | None] = queue.SimpleQueue()
         self._stops: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
@@ -1914,7 +1849,7 @@ class Relay:
 
     def _read(self) -> None:
         try:
-            for line in read_lines(self._source):
+            for line in read_lines(0):
                 self._dispatch(line)
             self.stop("end of input")
         except OSError as e:
@@ -1963,9 +1898,7 @@ class Relay:
             if not self._in_flight.start(posting):
                 return
             # Closed when left, an answer that is not read to its end closes its connection.
-            with contextlib.closing(
-                self._ratd.post(posting, posting.line, posting.headers, posting.seconds)
-            ) as answers:
+            with contextlib.closing(self._ratd.post(posting, posting.headers, posting.seconds)) as answers:
                 for answer in answers:
                     status = answer.status
                     if answer.streamed:
@@ -1985,6 +1918,8 @@ class Relay:
             self._fail(posting, str(e), logged=e.logged)
         except BaseException as e:  # noqa: BLE001 - an executor would keep it in a Future that nobody reads
             self._fail(posting, f"rat cannot relay the message: {type(e).__name__}: {e}")
+        finally:
+            self._in_flight.finish(posting)
         if self._log.level <= LEVELS["debug"]:
             duration = f"{(time.monotonic() - posting.started) * 1000:.1f}ms"
             self._log.write("debug", "message", **_labels(posting.message), status=status, duration=duration)
@@ -2055,7 +1990,7 @@ class Relay:
             name = tool.get("name") if isinstance(tool, dict) else None
             if not isinstance(name, str):
                 continue
-            if len(self._learned) >= _LEARNED:  # a server without end must not fill the memory
+            if len(self._learned) >= _LEARNED:
                 self._learned.clear()
                 self._faulty.clear()
             parameters, fault = header_parameters(tool.get("inputSchema"))
@@ -2067,10 +2002,7 @@ class Relay:
     # Deadline thread
 
     def _end_late(self) -> None:
-        while True:
-            posting = self._in_flight.next_late()
-            if posting is None:
-                return
+        while (posting := self._in_flight.next_late()) is not None:
             # Written here, not by its worker: one that is stuck in name resolution would never write it.
             self._fail(posting, self._ratd.late(posting.stage, posting.allowed), shut=True)
 
@@ -2087,16 +2019,17 @@ class Relay:
                     line.set()
                     continue
                 # A large line is not copied for the sake of its end; there is no other writer.
-                for data in (line + b"\n",) if len(line) < _PIECE else (line, b"\n"):
+                for data in (line + b"\n",) if len(line) < PIECE else (line, b"\n"):
                     view = memoryview(data)
                     while view:
-                        view = view[os.write(self._sink, view[: 1 << 20]) :]
+                        view = view[os.write(1, view[: 1 << 20]) :]
         except OSError as e:
             # Not by system_reason, for which a broken pipe is a connection's.
             self.stop(f"cannot write the output: {(e.strerror or str(e)).lower()}", 1)
 
 
-_LEARNED = 10_000  # tools
+# Tools whose annotations are kept: more than any server has, less than would fill the memory.
+_LEARNED = 10_000
 
 
 def _answers(response: Mapping[str, object]) -> tuple[str, object] | None:
@@ -2121,9 +2054,8 @@ class Log:
     of their own. What overflows is dropped and counted.
     """
 
-    def __init__(self, level: str = "info", sink: int = 2) -> None:
+    def __init__(self, level: str = "info") -> None:
         self.level = LEVELS[level]
-        self._sink = sink
         self._records: queue.Queue[str | None] = queue.Queue(1000)
         self._lock = threading.Lock()
         self._dropped = 0  # guarded by the lock
@@ -2153,9 +2085,9 @@ class Log:
             with contextlib.suppress(OSError):  # there is nowhere left to say it
                 while data:
                     try:
-                        data = data[os.write(self._sink, data) :]
+                        data = data[os.write(2, data) :]
                     except BlockingIOError:  # a stderr shared with the harness, which may want it so
-                        select.select([], [self._sink], [])
+                        select.select([], [2], [])
 
     def close(self, seconds: float) -> None:
         """Wait for what was logged to be written, for ``seconds`` at most: stderr may be blocked."""
@@ -2218,20 +2150,12 @@ def _start_relay(server: Address, bundle: str, level: str) -> NoReturn:
         signal.set_wakeup_fd(relay.wakeup, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda n, _: relay.stop(signal.Signals(n).name))
+    day, remaining = side.expires.date(), (side.expires - datetime.now(timezone.utc)).days
     log.write(
-        "info",
-        "relaying",
-        version=__version__,
-        server=server.text,
-        tenant=side.tenant,
-        session=side.name,
-        expires=side.expires.date(),
+        "info", "relaying", version=__version__, server=server.text, tenant=side.tenant, session=side.name, expires=day
     )
-    remaining = (side.expires - datetime.now(timezone.utc)).days
     if remaining < 365:
-        log.write(
-            "warn", "the bundle expires within a year, issue another", expires=side.expires.date(), days=remaining
-        )
+        log.write("warn", "the bundle expires within a year, issue another", expires=day, days=remaining)
     status = relay.run()
     # Threads may be waiting for the system, in name resolution above all, where nothing can wake them: an exit that
     # joins them, as the interpreter's does, could take as long as they do.

@@ -433,12 +433,13 @@ def _post(
     """Post a message as rat does: the JSON-RPC response to it, or the answer that is none. Raises rat.Failure."""
     line = json.dumps(message).encode()
     headers = rat.request_headers(rat.read_message(line), version)
+    exchange.body = line
     late = threading.Timer(REQUEST_SECONDS, exchange.end)
     late.daemon = True
     late.start()
-    answer = rat.Answer(0, "", b"")
+    answer = rat.Answer(0, False, b"")
     try:
-        for answer in ratd.post(exchange, line, headers, REQUEST_SECONDS):
+        for answer in ratd.post(exchange, headers, REQUEST_SECONDS):
             with contextlib.suppress(ValueError):
                 response = rat.parse_json(answer.body)
                 if isinstance(response, dict) and response.get("id") == message.get("id") and "id" in message:
@@ -509,12 +510,9 @@ def _explained(
 
 
 def _certificate_fault(failure: BaseException) -> ssl.SSLCertVerificationError | None:
-    """The refusal of the server's certificate, inside what urllib3 wraps around it."""
-    error: BaseException | None = failure
-    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
-        inner = [part for part in error.args if isinstance(part, BaseException)]
-        error = inner[0] if inner else error.__cause__
-    return error
+    """The refusal of the server's certificate that a failure tells of, if it is one."""
+    cause = failure.__cause__
+    return cause if isinstance(cause, ssl.SSLCertVerificationError) else None
 
 
 def _explained_certificate(code: int, side: rat.Side, presented: Mapping[str, object] | None) -> str:

@@ -96,7 +96,7 @@ def functions(where: Arena, calls: int, rows: int) -> None:
     headers = rat.request_headers(message, "2025-06-18")
 
     def post() -> None:
-        for _ in ratd.post(rat.Posting(line, message, headers), line, headers, 30):
+        for _ in ratd.post(rat.Posting(line, message, headers), headers, 30):
             pass
 
     for _ in range(calls // 4):

@@ -318,11 +318,10 @@ class _Exchange(rat.Exchange):
         super().__init__()
         self.over = threading.Event()
 
-    def end(self) -> bool:
+    def end(self) -> None:
         """End it from any thread."""
-        first = super().end()
+        super().end()
         self.over.set()
-        return first
 
 
 _FAILURES = (OSError, http.client.HTTPException, urllib3.exceptions.HTTPError)
@@ -442,7 +441,8 @@ class _HttpBase(Connection):
                 raise TransportError(f"{self.peer} was not asked: its header {name} cannot be sent")
         # A stream may stay silent for as long as it is open; what comes before it may not.
         start = f"{method} {endpoint.target} HTTP/1.1\r\nHost: {endpoint.host}"
-        response = endpoint.pool.request_on(exchange, start, fields, body, seconds)
+        exchange.body = body
+        response = endpoint.pool.request_on(exchange, start, fields, seconds)
         if response.status < 200:  # 101, after which the connection speaks another protocol
             self._release(exchange)
             raise TransportError(f"{self.peer} answered HTTP {response.status}, which nobody asked for")

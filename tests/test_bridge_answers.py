@@ -299,6 +299,9 @@ INTERIM = {
     "100": b"HTTP/1.1 100 Continue\r\n\r\n",
     "102": b"HTTP/1.1 102 Processing\r\n\r\n",
     "103": b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\nContent-Length: 5\r\n\r\n",
+    # Of no meaning to rat, and interim all the same (RFC 9110, section 15.2).
+    "104": b"HTTP/1.1 104 Upload Resumption Supported\r\n\r\n",
+    "199": b"HTTP/1.1 199 Whatever\r\n\r\n",
 }
 
 

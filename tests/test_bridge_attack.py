@@ -66,7 +66,7 @@ def test_a_length_is_digits(fields: bytes, length: int | None) -> None:
     assert response.will_close == (length is None and not response.chunked)
 
 
-@pytest.mark.parametrize("status", [104, 199, 204, 304])
+@pytest.mark.parametrize("status", [101, 204, 304])
 @pytest.mark.parametrize("fields", [b"", b"Content-Length: 5\n", b"Transfer-Encoding: chunked\n"])
 def test_some_statuses_have_no_body_whatever_their_head_says(status: int, fields: bytes) -> None:
     response = read_head(b"HTTP/1.1 %d Status\n%s\nhello" % (status, fields))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import socket
+import sys
 import threading
 import types
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from fault_server import HANG, Connection, FaultServer, Response, answer, result
+from fault_server import HANG, Connection, FaultServer, Response, answer, result, unused_port
 from harness import Harness, call, cancel, rat_command
 
 import rat
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from conftest import StartRat
-    from fault_server import Request
+    from fault_server import Request, Script
 
 
 @pytest.fixture
@@ -32,7 +35,7 @@ def ratd(fault_server: FaultServer, client_side: Path) -> Iterator[rat.Ratd]:
 
 def post(ratd: rat.Ratd, server: FaultServer) -> int:
     """Post a call and return the number of the connection it went over."""
-    (received,) = ratd.post(rat.Exchange(), call(1), {}, HANG)
+    (received,) = ratd.post(rat.Exchange(call(1)), {}, HANG)
     assert received.body == result(1, {"method": "ping"})
     return server.requests[-1].connection
 
@@ -100,6 +103,87 @@ def test_a_small_request_is_one_write(rat: Harness, fault_server: FaultServer) -
     for _ in range(2):
         rat.send(line)
         assert rat.line() == result(1)
+
+
+def failing(name: str) -> Script:
+    """A script of a server that answers no request."""
+
+    def script(connection: Connection) -> None:
+        if name == "no TLS":
+            connection.send(b"HTTP/1.0 400 Bad Request\r\n\r\n")
+            return
+        connection.handshake()
+        connection.request()
+        if name == "reset":
+            connection.reset()
+        elif name == "no HTTP":
+            connection.send(b"hello\r\n\r\n")
+        elif name == "cut":
+            connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{")
+        elif name == "events cut":
+            head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 99\r\n\r\n"
+            connection.send(head + b"data: {}\n\n")
+
+    return script
+
+
+@pytest.mark.parametrize("name", ["refused", "no host", "no TLS", "reset", "no HTTP", "cut", "events cut"])
+def test_a_call_that_failed_leaves_nothing_of_itself(fault_server: FaultServer, client_side: Path, name: str) -> None:
+    """Not even until the cycle collector runs: a message may be of 16 MiB, and there may be many."""
+    with unused_port() as port:
+        address = {"refused": f"127.0.0.1:{port}", "no host": "ratd.invalid:1"}.get(name, fault_server.address)
+        fault_server.script = failing(name)
+        ratd = rat.Ratd(rat.Address.parse(address), rat.load_side(str(client_side)))
+        body = call(1)
+        gc.disable()
+        try:
+            before = sys.getrefcount(body)
+            for _ in range(3):
+                exchange = rat.Exchange(body)
+                with contextlib.suppress(rat.Failure):
+                    list(ratd.post(exchange, {}, HANG))
+                    raise AssertionError("it was answered")
+                exchange.end()
+            assert sys.getrefcount(body) == before
+        finally:
+            gc.enable()
+            ratd.pool.close()
+
+
+def test_what_is_canceled_is_not_held_by_its_worker(
+    ratd: rat.Ratd, fault_server: FaultServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker may be in name resolution for as long as the resolver takes."""
+    resolving, resolved = threading.Event(), threading.Event()
+    resolve = socket.getaddrinfo
+
+    def slow(*arguments: object, **named: object) -> object:
+        resolving.set()
+        assert resolved.wait(HANG)
+        return resolve(*arguments, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    body = call(1)
+    before = sys.getrefcount(body)
+    exchange = rat.Exchange(body)
+    failures: list[rat.Failure] = []
+
+    def work() -> None:
+        try:
+            list(ratd.post(exchange, {}, HANG))
+        except rat.Failure as e:
+            failures.append(e)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    assert resolving.wait(HANG)
+    assert sys.getrefcount(body) > before
+    exchange.end()
+    assert sys.getrefcount(body) == before
+    resolved.set()
+    worker.join(HANG)
+    assert len(failures) == 1
+    assert fault_server.accepted == 0
 
 
 def test_small_writes_do_not_wait(ratd: rat.Ratd, fault_server: FaultServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -324,6 +324,10 @@ def test_this_machine_is_never_reached_through_a_proxy(address: str) -> None:
         ("ratd.example:1", "RATD.example", True),
         ("Ratd.Example:1", "ratd.example", True),
         ("ratd.example.:1", "ratd.example", True),
+        ("ratd.example:1", "ratd.example.", True),
+        ("ratd.bücher.example:1", "Bücher.example", True),
+        ("ratd.bücher.example:1", "xn--bcher-kva.example", True),
+        ("ratd.bücher.example:1", "bucher.example", False),
         ("ratd.example:1", "example", True),
         ("ratd.example:1", ".example", True),
         ("ratd.example:1", "*.example", True),
@@ -356,7 +360,7 @@ def test_this_machine_is_never_reached_through_a_proxy(address: str) -> None:
         ("ratd.test:7433", "ratd.test:" + "7" * 5000, False),
         ("ratd.test:7433", "ratd.test:" + "7" * 5000 + ",ratd.test", True),
     ],
-    ids=range(35),
+    ids=range(39),
 )
 def test_no_proxy(address: str, patterns: str, bypasses: bool) -> None:
     for name in ("NO_PROXY", "no_proxy"):

@@ -60,7 +60,6 @@ def test_a_good_client_directory_passes_all(bundle: Bundle) -> None:
         path=str(bundle.client),
         tenant="acme",
         name="laptop",
-        not_before=START,
         expires=END,
         ca_fingerprint=hashlib.sha256(der).hexdigest(),
     )

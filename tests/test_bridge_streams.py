@@ -745,7 +745,7 @@ def test_subscriptions_take_no_worker_from_calls(
 def test_a_server_that_vanished_is_noticed(fault_server: FaultServer, client_side: Path) -> None:
     """By probes of the system, whose answers no test can hold back; asked for on each connection."""
     ratd = rat.Ratd(rat.Address.parse(fault_server.address), rat.load_side(str(client_side)))
-    list(ratd.post(rat.Exchange(), call(1), {}, HANG))
+    list(ratd.post(rat.Exchange(call(1)), {}, HANG))
     connection = ratd.pool._get_conn()
     assert isinstance(connection, rat.Connection)
     assert connection.sock is not None

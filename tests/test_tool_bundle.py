@@ -166,7 +166,7 @@ def test_the_sides_of_a_bundle_accept_each_other(issued: Path, tmp_path: Path) -
     assert (server.tenant, server.name, client.tenant, client.name) == ("acme", "acme", "acme", "build")
     with DemoRatd(server, tmp_path) as running:
         ratd = rat.Ratd(rat.Address.parse(running.address), client)
-        (answer,) = ratd.post(rat.Exchange(), b"", {}, 10)
+        (answer,) = ratd.post(rat.Exchange(b""), {}, 10)
         assert answer.status == 415
         ratd.pool.close()
         assert [request.session for request in running.requests] == ["build"]

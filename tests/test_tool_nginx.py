@@ -174,8 +174,8 @@ def test_check_proves_the_way_in(site: Site, capsys: pytest.CaptureFixture[str])
 
 def test_another_path_is_not_found(site: Site) -> None:
     ratd = rat.Ratd(rat.Address.parse(site.address), rat.load_side(str(site.client)))
-    exchange = rat.Exchange()
-    response = ratd.pool.request_on(exchange, f"POST /other HTTP/1.1\r\nHost: {site.address}", {}, b"", 10)
+    exchange = rat.Exchange(b"")
+    response = ratd.pool.request_on(exchange, f"POST /other HTTP/1.1\r\nHost: {site.address}", {}, 10)
     assert response.status == 404
     ratd.pool.release(exchange)
     ratd.pool.close()
