@@ -27,6 +27,7 @@ import errno
 import gc
 import hashlib
 import http.client
+import io
 import json
 import os
 import queue
@@ -885,12 +886,13 @@ class Exchange:
         self.body = body  # of the request; dropped when the exchange has ended
         self.ended = False
         self.raw: socket.socket | None = None
-        # The worker's own; others read the stage: "queued", "proxy", "connect", "handshake", "request" or "answer".
+        # The worker's own; others read the stage: "queued", "proxy", "connect", "handshake", "first request",
+        # "request" or "answer".
         self.stage = "queued"
         self.connection: Connection | None = None
         self.response: Response | None = None
         self.received = 0  # bytes of the body of the response
-        self.expected: str | None = None  # what was announced
+        self.expected: int | None = None  # what was announced
 
     def end(self) -> None:
         """End the exchange from any thread: its socket is shut, and no other will be attached.
@@ -937,7 +939,7 @@ class Exchange:
         while piece := response.read1(PIECE):
             self.received += len(piece)
             yield piece
-        if not response.complete:
+        if response.length:
             raise http.client.IncompleteRead(b"")
 
 
@@ -975,27 +977,23 @@ class Response(http.client.HTTPResponse):
         self.version = 10 if version == "HTTP/1.0" else 11
         self.headers = self.msg = self._read_fields()
         # RFC 9112, section 6.3: how long the body is, and so whether the connection outlives it.
-        empty = status in (204, 304) or status < 200  # after 101 the connection speaks another protocol
-        self.chunked = not empty and self.headers.get("transfer-encoding", "").lower() == "chunked"
-        self.chunk_left = None
+        empty = status in (101, 204, 304)
+        coding = ", ".join(self.headers.get_all("transfer-encoding", ["identity"])).lower()
         lengths = {text.strip() for field in self.headers.get_all("content-length", ()) for text in field.split(",")}
-        if len(lengths) > 1 and not self.chunked:
-            raise http.client.HTTPException("lengths that differ")
         # As long as a number is: int() refuses thousands of digits.
-        counted = not self.chunked and re.fullmatch("[0-9]{1,18}", "".join(lengths))
-        self.length = 0 if empty else int(counted[0]) if counted else None
-        until_close = (self.length is None and not self.chunked) or status < 200
-        self.will_close = until_close or self._check_close()  # type: ignore[attr-defined]
+        counted = re.fullmatch("[0-9]{1,18}", ",".join(lengths))
+        if not empty and (coding not in ("identity", "chunked") or (coding == "identity" and lengths and not counted)):
+            raise http.client.HTTPException("a body without a proper length")
+        self.chunked, self.chunk_left = coding == "chunked" and not empty, None
+        self.length = 0 if empty else int(counted[0]) if counted and not self.chunked else None
+        announced = empty and bool(coding != "identity" or lengths - {"0"})  # it may follow all the same
+        open_ended = (self.length is None and not self.chunked) or status == 101  # which begins another protocol
+        self.will_close = announced or open_ended or self._check_close()  # type: ignore[attr-defined]
 
     @property
     def media_type(self) -> str:
         """The media type in lower case, without parameters."""
         return self.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-
-    @property
-    def complete(self) -> bool:
-        """Whether the body was read to its end."""
-        return self.length == 0 if self.length is not None else self.isclosed()
 
     def _read_fields(self) -> http.client.HTTPMessage:
         fields = http.client.HTTPMessage()
@@ -1016,12 +1014,22 @@ class Response(http.client.HTTPResponse):
     def _read_and_discard_trailer(self) -> None:
         with contextlib.suppress(http.client.RemoteDisconnected):  # some end with the last chunk: http.client has it so
             self._read_fields()  # which ends, as http.client's does not, however many there are
+            self.length = 0  # as of a body of known length, of which nothing is left
 
     def _read_next_chunk_size(self) -> int:
-        size: int = super()._read_next_chunk_size()  # type: ignore[misc]
-        if size < 0:  # int(line, 16) takes a sign, RFC 9112, section 7.1 does not
-            raise ValueError("negative chunk size")
-        return size
+        # RFC 9112, section 7.1, of which http.client takes more: a sign, 0x, an underscore.
+        size = re.match(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;.*)?\r?\n", self.fp.readline(65537))
+        if size is None:
+            raise ValueError("no size of a chunk")
+        return int(size[1], 16)
+
+    def _close_conn(self) -> None:
+        # What follows the response in the buffer is dropped with it, and its rest would be taken for the next response:
+        # it is looked for, without reading on.
+        self.fp.raw.readinto = lambda buffer: None  # type: ignore[method-assign]
+        if self.fp.peek(1):
+            self.will_close = True
+        super()._close_conn()  # type: ignore[misc]
 
 
 class Connection(urllib3.connection.HTTPSConnection):
@@ -1140,6 +1148,7 @@ class Pool(urllib3.HTTPSConnectionPool):
         exchange.connection = connection
         try:
             exchange.attach(connection.raw)
+            exchange.stage = "request"
             if connection.is_closed:
                 connection.timeout = REQUEST_SECONDS if seconds is None else seconds
                 _connecting.exchange = exchange
@@ -1148,8 +1157,8 @@ class Pool(urllib3.HTTPSConnectionPool):
                 else:
                     connection.connect()
                 connection.raw = exchange.raw
+                exchange.stage = "first request"
             connection.sock.settimeout(seconds)
-            exchange.stage = "request"
             body = exchange.body
             length = "" if body is None else f"Content-Length: {len(body)}\r\n"
             fields = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
@@ -1157,10 +1166,10 @@ class Pool(urllib3.HTTPSConnectionPool):
             del body
             response = exchange.response = Response(connection.sock)
             response.begin()
+            exchange.received, exchange.expected = 0, response.length
         except BaseException:
             self.release(exchange)
             raise
-        exchange.received, exchange.expected = 0, response.headers.get("Content-Length")
         exchange.stage = "answer"
         return response
 
@@ -1174,13 +1183,22 @@ class Pool(urllib3.HTTPSConnectionPool):
         if connection is None:
             return
         exchange.detach()
-        if response is None or response.will_close or not response.complete:
-            connection.close()
-            connection.raw = None
         if response is not None:
             response.close()
+        if response is None or response.will_close or response.length != 0:
+            connection.close()
+            connection.raw = None
         connection.used = time.monotonic(), time.time()
         self._put_conn(connection)
+
+    def close_idle(self) -> None:
+        """Close the connections that no exchange has."""
+        assert self.pool is not None  # as it is once closed
+        with contextlib.suppress(queue.Empty):
+            while True:
+                connection = self.pool.get(block=False)
+                if connection is not None:
+                    connection.close()
 
 
 class Proxy(NamedTuple):
@@ -1417,7 +1435,7 @@ class Ratd:
                 answer = Answer(response.status, streamed, b"")
                 if answer.status < 200:
                     raise self.invalid(f"HTTP {answer.status}, which nobody asked for")
-                pieces = []
+                body = io.BytesIO()  # rather than a list: pieces may be of a byte
                 if answer.streamed:
                     exchange.bind(None)
                     yield answer
@@ -1427,7 +1445,7 @@ class Ratd:
                             yield answer._replace(body=data)
                 else:
                     for piece in exchange.pieces():
-                        pieces.append(piece)
+                        body.write(piece)
                         if exchange.received > MESSAGE_LIMIT:
                             raise TooLarge
             except GeneratorExit:
@@ -1441,8 +1459,8 @@ class Ratd:
             finally:
                 self.pool.release(exchange)
             if not answer.streamed:  # last, so that what queues it has nothing left to do but wait for the next
-                answer = answer._replace(body=b"".join(pieces))
-                pieces.clear()  # a large answer is held once
+                answer = answer._replace(body=body.getvalue())
+                body.close()  # a large answer is held once
                 yield answer
         except TooLarge:
             raise self.invalid("over 16 MiB") from None
@@ -1489,17 +1507,18 @@ class Ratd:
             # By its words: the names of some alerts lack ALERT, and for some the ssl module has no name.
             alert = re.match(r"(?:sslv3|tlsv1|tlsv13|ssl/tls) ", reason)
             name = re.sub(r"^(SSLV3|TLSV1|TLSV13)_ALERT_", "", error.reason or "")
-            if alert and name != "PROTOCOL_VERSION":
+            # Of a connection in use, an alert is of something else: a record that was damaged.
+            if alert and name != "PROTOCOL_VERSION" and stage in ("handshake", "first request"):
                 told = _ALERTS.get(name, reason)
                 return (
                     f"ratd at {address} refused the TLS handshake: remote error: tls: {told}. "
                     "Check the bundle with rat-tool check."
                 )
-            if alert or stage == "handshake":
+            if name == "PROTOCOL_VERSION" or stage == "handshake":
                 return f"ratd at {address} does not answer in TLS 1.3: {reason}"
             return str(self.invalid(reason))
         if isinstance(error, http.client.IncompleteRead):
-            total = f" of {exchange.expected}" if exchange.expected and exchange.expected.isdecimal() else ""
+            total = f" of {exchange.expected}" if exchange.expected else ""
             return str(self.invalid(f"it ended after {exchange.received}{total} bytes"))
         if isinstance(error, OSError):
             return f"ratd unreachable at {address}: {system_reason(error)}"
@@ -1933,9 +1952,11 @@ class Relay:
             if message.batch:
                 if answer.status == 200 and isinstance(value, list):
                     return one_line(answer.body)
-            elif isinstance(value, dict) and _answers(value) == message.calls[0].key:
-                self._learn(message, value)
-                return one_line(answer.body)
+            elif isinstance(value, dict) and (key := _answers(value)) is not None:
+                if key == message.calls[0].key:
+                    self._learn(message, value)
+                    return one_line(answer.body)
+                self._ratd.pool.close_idle()  # the response to this call is still to come, on one of them
         raise self._ratd.no_answer(answer, bool(message.calls))
 
     def _take_event(self, posting: Posting, data: bytes) -> bool:

@@ -342,7 +342,10 @@ def test_101_is_no_answer_and_ends_the_connection(rat: Harness, fault_server: Fa
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-@pytest.mark.parametrize("body", [b"-1\r\n", b"-a\r\n", b"zz\r\n", b"\r\n", b"5", b"-0\r\n\r\n", b"5 \r\nabcd"])
+@pytest.mark.parametrize(
+    "body",
+    [b"-1\r\n", b"-a\r\n", b"zz\r\n", b"\r\n", b"5", b"-0\r\n\r\n", b"5 \r\nabcd", b"0x5\r\n", b"+5\r\n", b"5_0\r\n"],
+)
 def test_a_malformed_chunk_is_no_answer(rat: Harness, fault_server: FaultServer, body: bytes) -> None:
     def script(connection: Connection) -> None:
         connection.handshake()

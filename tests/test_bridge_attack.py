@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import errno
 import io
+import os
+import re
 import shutil
+import socket
+import ssl
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from fault_server import Connection, FaultServer, Response, result
-from harness import RAT, Harness, call, rat_command, read_record, run_rat
+from fault_server import Connection, FaultServer, Response, answer, result
+from harness import RAT, Harness, call, large_call, rat_command, read_record, run_rat
 
 import rat as bridge
 
@@ -50,11 +54,6 @@ def read_head(head: bytes) -> bridge.Response:
         (b"Content-Length: 5, 5\n", 5),
         (b"Content-Length: 5\nContent-Length: 6\nTransfer-Encoding: chunked\n", None),
         (b"Content-Length: 5\nTransfer-Encoding: Chunked\n", None),
-        (b"Content-Length: -5\n", None),
-        (b"Content-Length: +5\n", None),
-        (b"Content-Length: 5_0\n", None),
-        (b"Content-Length: \xb2\n", None),
-        (b"Content-Length: " + b"9" * 5000 + b"\n", None),
         (b"Content-Length : 5\n", None),
         (b"X: y\n Content-Length: 5\n", None),
     ],
@@ -90,6 +89,14 @@ BROKEN_HEADS = {
     "100 fields": b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 100 + b"\r\n",
     "two lengths": b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
     "two lengths in a field": b"HTTP/1.1 200 OK\r\nContent-Length: 5, 6\r\n\r\n",
+    "a negative length": b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n",
+    "a length with a sign": b"HTTP/1.1 200 OK\r\nContent-Length: +5\r\n\r\n",
+    "a length with an underscore": b"HTTP/1.1 200 OK\r\nContent-Length: 5_0\r\n\r\n",
+    "a length of another script": b"HTTP/1.1 200 OK\r\nContent-Length: \xb2\r\n\r\n",
+    "a length of thousands of digits": b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
+    "no length where one is due": b"HTTP/1.1 200 OK\r\nContent-Length:\r\n\r\n",
+    "another coding": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\nContent-Length: 5\r\n\r\nhello",
+    "two codings": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: gzip\r\n\r\n",
 }
 
 
@@ -110,19 +117,109 @@ def test_a_broken_head_is_no_response(conversation: Conversation, head: bytes) -
     assert harness.call(2)["result"] == {"method": "ping"}
 
 
-def test_a_length_of_thousands_of_digits_is_none(conversation: Conversation) -> None:
+# What comes after a response
+
+
+def head(fields: str, status: int = 200) -> bytes:
+    return f"HTTP/1.1 {status} Status\r\nContent-Type: {fields}\r\n\r\n".encode()
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+KNOWN = head(f"application/json\r\nContent-Length: {len(result(1))}") + result(1)
+CHUNKED = head("application/json\r\nTransfer-Encoding: chunked")
+EVENTS = head("text/event-stream\r\nTransfer-Encoding: chunked") + chunk(b"data: " + result(1) + b"\n\n")
+CUT = "sent an invalid response: it ended after {} bytes"
+NONE = "sent an invalid response: none to the call (HTTP {})"
+
+# What a server sends to a first call, and what the harness reads of it: the response when that is empty.
+LEFTOVERS = {
+    "a chunk of no size": (CHUNKED + b"zz\r\n", CUT.format(0)),
+    "a chunk of an empty size": (CHUNKED + b"\r\n", CUT.format(0)),
+    "a chunk of no size after another": (CHUNKED + chunk(result(1)) + b"zz\r\n", CUT.format(len(result(1)))),
+    "events, then a chunk of no size": (EVENTS + b"zz\r\n", ""),
+    "events, then an empty line": (EVENTS + b"\r\n", ""),
+    "half a head": (KNOWN + b"HTTP/1.1 200 OK\r\nX: ", ""),
+    "half a head after chunks": (CHUNKED + chunk(result(1)) + b"0\r\n\r\nHTTP/1.1 200 OK\r\nX: ", ""),
+    "half a head after events": (EVENTS + b"0\r\n\r\nHTTP/1.1 20", ""),
+    "half a line end": (KNOWN + b"\r", ""),
+    "a whole response": (KNOWN + KNOWN, ""),
+    "204 with a length": (head("x\r\nContent-Length: 5", 204), NONE.format(204)),
+    "204 with chunks": (head("x\r\nTransfer-Encoding: chunked", 204), NONE.format(204)),
+    "304 with a length": (head("x\r\nContent-Length: 5", 304), "not a JSON-RPC response to the call (HTTP 304)"),
+}
+
+
+@pytest.mark.parametrize(("sent", "error"), LEFTOVERS.values(), ids=list(LEFTOVERS))
+def test_a_connection_on_which_more_may_follow_is_not_used_again(
+    conversation: Conversation, sent: bytes, error: str
+) -> None:
+    """Whatever follows, a call would take it for its answer."""
     server, harness = conversation
 
     def script(connection: Connection) -> None:
         connection.handshake()
         assert server.receive(connection)
-        connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n" + result(1))
-        connection.cut()
+        connection.send(sent)
+        if server.receive(connection):
+            connection.respond(Response(200, result(2, "of another")))
 
     server.cut_all()
     server.scripts = [script]
     harness.send(call(1))
-    assert harness.line() == result(1)
+    if error:
+        assert harness.error(1).endswith(error)
+    else:
+        assert harness.line() == result(1)
+    assert harness.call(2)["result"] == {"method": "ping"}
+
+
+def test_a_response_to_another_call_costs_one_call(conversation: Conversation) -> None:
+    """The response to the call itself comes later, and would be taken for that to the next, without end."""
+    server, harness = conversation
+
+    def script(connection: Connection) -> None:
+        connection.handshake()
+        late = server.receive(connection)
+        assert late is not None
+        connection.respond(Response(200, result("stray")))
+        while request := server.receive(connection):
+            connection.respond(answer(late))
+            late = request
+
+    server.cut_all()
+    server.scripts = [script]
+    harness.send(call(1))
+    assert harness.error(1).endswith("not a JSON-RPC response to the call (HTTP 200)")
+    for identifier in range(2, 5):
+        assert harness.call(identifier)["result"] == {"method": "ping"}
+
+
+def test_an_alert_amid_a_connection_is_no_refusal(conversation: Conversation) -> None:
+    """It is of a record that was damaged on its way; the bundle is good."""
+    server, harness = conversation
+
+    def script(connection: Connection) -> None:
+        connection.handshake()
+        assert server.exchange(connection)
+        with socket.socket(fileno=os.dup(connection.socket.fileno())) as raw:
+            # A record that is lost makes the next one unreadable.
+            start = raw.recv(5, socket.MSG_WAITALL)
+            raw.recv(int.from_bytes(start[3:], "big"), socket.MSG_WAITALL)
+            with pytest.raises(ssl.SSLError):
+                connection.receive()
+            while raw.recv(65536):
+                pass
+
+    server.cut_all()
+    server.scripts = [script]
+    harness.call(1)
+    harness.send(large_call(2, 100_000))
+    pattern = rf"ratd at {server.address} sent an invalid response: (sslv3|ssl/tls) alert bad record mac"
+    assert re.fullmatch(pattern, harness.error(2))
+    assert harness.call(3)["result"] == {"method": "ping"}
 
 
 # Bodies

@@ -120,6 +120,8 @@ def failing(name: str) -> Script:
             connection.send(b"hello\r\n\r\n")
         elif name == "cut":
             connection.send(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{")
+        elif name == "chunks cut":
+            connection.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n")
         elif name == "events cut":
             head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 99\r\n\r\n"
             connection.send(head + b"data: {}\n\n")
@@ -127,7 +129,9 @@ def failing(name: str) -> Script:
     return script
 
 
-@pytest.mark.parametrize("name", ["refused", "no host", "no TLS", "reset", "no HTTP", "cut", "events cut"])
+@pytest.mark.parametrize(
+    "name", ["refused", "no host", "no TLS", "reset", "no HTTP", "cut", "chunks cut", "events cut"]
+)
 def test_a_call_that_failed_leaves_nothing_of_itself(fault_server: FaultServer, client_side: Path, name: str) -> None:
     """Not even until the cycle collector runs: a message may be of 16 MiB, and there may be many."""
     with unused_port() as port:
@@ -145,6 +149,7 @@ def test_a_call_that_failed_leaves_nothing_of_itself(fault_server: FaultServer, 
                     raise AssertionError("it was answered")
                 exchange.end()
             assert sys.getrefcount(body) == before
+            assert ratd.pool._get_conn().is_closed
         finally:
             gc.enable()
             ratd.pool.close()
