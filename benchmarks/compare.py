@@ -28,6 +28,7 @@ from contestants import (
     direct_http_client,
     direct_socket,
     direct_urllib3,
+    installed_rat,
     rat_command,
 )
 
@@ -187,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flags = parser.parse_args(arguments)
     missing = []
     with arena() as where:
-        entries = [Entry("rat", rat_command(where), {})]
+        entries = [Entry("rat", rat_command(where, installed_rat()), {})]
         for also in flags.also:
             name, _, command = also.partition("=")
             entries.append(Entry(name, rat_command(where, shlex.split(command)), {}))

@@ -290,6 +290,22 @@ def direct_socket(where: Arena) -> Direct:
 RAT = (sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); import rat; sys.exit(rat.main())")
 
 
+def installed_rat() -> Sequence[str]:
+    """rat as a user has it, as the peers are: installed in an environment that holds nothing else.
+
+    Its source where that cannot be had; a Python with many packages takes longer to find those of rat.
+    """
+    place = ROOT / ".venv-rat"
+    try:
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(place)], check=True, capture_output=True)
+        subprocess.run(
+            [str(place / "bin/pip"), "install", "-q", str(ROOT)], check=True, capture_output=True, timeout=600
+        )
+    except (OSError, subprocess.SubprocessError):
+        return RAT
+    return (str(place / "bin/rat"),)
+
+
 def rat_command(where: Arena, rat: Sequence[str] = RAT) -> list[str]:
     """The command of rat, for the port that requires its certificate."""
     return [*rat, "--server", where.mutual, "--bundle", str(where.client)]
