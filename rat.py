@@ -1008,7 +1008,7 @@ class Response(http.client.HTTPResponse):
             if len(line) > 65536 or not (colon or folded):
                 raise http.client.HTTPException("malformed field")
             if _TOKEN.fullmatch(name):  # some Pythons raise ValueError for what is none
-                fields.set_raw(name, value.strip())
+                fields.set_raw(name, value.strip(" \t\r\n"))
         raise http.client.HTTPException("over 100 fields")
 
     def _read_and_discard_trailer(self) -> None:
@@ -1143,6 +1143,7 @@ class Pool(urllib3.HTTPSConnectionPool):
 
         urllib3's way through its own request and response objects takes twice the time of all else in a call.
         """
+        exchange.attach(None)
         connection = self._get_conn()
         assert isinstance(connection, Connection)
         exchange.connection = connection
@@ -1152,10 +1153,13 @@ class Pool(urllib3.HTTPSConnectionPool):
             if connection.is_closed:
                 connection.timeout = REQUEST_SECONDS if seconds is None else seconds
                 _connecting.exchange = exchange
-                if self.proxy is not None:
-                    self._prepare_proxy(connection)
-                else:
-                    connection.connect()
+                try:
+                    if self.proxy is not None:
+                        self._prepare_proxy(connection)
+                    else:
+                        connection.connect()
+                finally:
+                    del _connecting.exchange
                 connection.raw = exchange.raw
                 exchange.stage = "first request"
             connection.sock.settimeout(seconds)
@@ -1724,14 +1728,27 @@ def read_lines(descriptor: int) -> Iterator[bytes | None]:
     A line ends in LF or CRLF (MCP, stdio transport). What is over `MESSAGE_LIMIT` is told as soon as it is known,
     then drained without being held. Raises OSError when reading fails.
     """
-    with open(descriptor, "rb", PIECE, closefd=False) as source:  # of what a pipe holds
-        while line := source.readline(MESSAGE_LIMIT + 2):  # of which two may be its end
-            ended = line.endswith(b"\n")
-            line = line.removesuffix(b"\n").removesuffix(b"\r")
-            yield line if len(line) <= MESSAGE_LIMIT else None
-            while not ended:  # it is over the limit, or the last
-                line = source.readline(PIECE)
-                ended = not line or line.endswith(b"\n")
+
+    def whole(line: bytes) -> bytes | None:
+        line = line[:-1] if line.endswith(b"\r") else line
+        return line if len(line) <= MESSAGE_LIMIT else None
+
+    pending: list[bytes] = []
+    size = 0  # of what is pending; -1 while a line over the limit is drained
+    while chunk := os.read(descriptor, PIECE):  # what a pipe holds; more would be mapped and unmapped for each read
+        *ended, rest = chunk.split(b"\n")
+        for piece in ended:
+            if size >= 0:
+                yield whole(b"".join((*pending, piece)) if pending else piece)
+            pending, size = [], 0
+        if rest and size >= 0:
+            pending.append(rest)
+            size += len(rest)
+            if size > MESSAGE_LIMIT + 1:  # the one more may be a carriage return
+                pending, size = [], -1
+                yield None
+    if size > 0:
+        yield whole(b"".join(pending))
 
 
 def one_line(body: bytes) -> bytes:

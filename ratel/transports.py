@@ -32,7 +32,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urljoin, urlsplit, urlunsplit
 
 import urllib3
 import urllib3.connection
@@ -340,7 +340,8 @@ def late(peer: str, seconds: float | None = None) -> str:
 class _Endpoint:
     """Where requests go: the pool of one origin, the target on it, its host, and what a failure there is called."""
 
-    def __init__(self, pool: rat.Pool, target: str, host: str, peer: str) -> None:
+    def __init__(self, pool: rat.Pool, target: str, host: str, peer: str, forwarded: bool = False) -> None:
+        self.forwarded = forwarded  # by a proxy that is given whole URLs
         self.pool = pool
         self.target = target
         self.host = host
@@ -348,9 +349,10 @@ class _Endpoint:
 
     def at(self, url: str) -> _Endpoint:
         """Another target on the same origin."""
-        parts = urllib3.util.parse_url(url)._replace(auth=None, fragment=None)
-        target = parts.url if "://" in self.target else parts.request_uri
-        return _Endpoint(self.pool, target, self.host, self.peer)
+        parts = urlsplit(url)
+        target = urllib3.util.parse_url(urlunsplit(("http", "host", parts.path, parts.query, ""))).request_uri
+        place = f"http://{self.host}" if self.forwarded else ""
+        return _Endpoint(self.pool, place + target, self.host, self.peer, self.forwarded)
 
     def explain(self, error: BaseException, exchange: _Exchange) -> str:
         """What a failed exchange says."""
@@ -434,13 +436,16 @@ class _HttpBase(Connection):
         fields = {name.title(): value for name, value in self._headers.items()}
         fields.update({name.title(): value for name, value in headers.items()})
         fields["Accept-Encoding"] = "identity"
-        if endpoint.pool.proxy is not None and "://" in endpoint.target:
+        if endpoint.forwarded:
             fields.update(endpoint.pool.proxy_headers)
+        host = fields.pop("Host", endpoint.host)
+        for framing in ("Content-Length", "Transfer-Encoding"):
+            fields.pop(framing, None)
         for name, value in fields.items():
             if re.search("[^\t\x20-\x7e\x80-\xff]", value):  # RFC 9110, section 5.5
                 raise TransportError(f"{self.peer} was not asked: its header {name} cannot be sent")
         # A stream may stay silent for as long as it is open; what comes before it may not.
-        start = f"{method} {endpoint.target} HTTP/1.1\r\nHost: {endpoint.host}"
+        start = f"{method} {endpoint.target} HTTP/1.1\r\nHost: {host}"
         exchange.body = body
         response = endpoint.pool.request_on(exchange, start, fields, seconds)
         if response.status < 200:  # 101, after which the connection speaks another protocol
@@ -679,6 +684,8 @@ class HttpConnection(_HttpBase):
                 if response.status >= 300 and response.status != 405:
                     _log.info("%s answered the end of the session with HTTP %s", self.peer, response.status)
                 self._release(exchange)
+            except TransportError as e:
+                _log.info("the session was not ended: %s", e)
             except _FAILURES as e:
                 _log.info("the session was not ended: %s", self._endpoint.explain(e, exchange))
 
@@ -776,7 +783,9 @@ def _place(url: str) -> str:
     return f"{parts.scheme}://{host}{f':{parts.port}' if parts.port else ''}{parts.path}"
 
 
-def web_manager(url: str, **options: object) -> tuple[urllib3.PoolManager, rat.Proxy | None]:
+def web_manager(
+    url: str, socket_class: type[ssl.SSLSocket] = ssl.SSLSocket, **options: object
+) -> tuple[urllib3.PoolManager, rat.Proxy | None]:
     """A urllib3 manager for the web server of a URL, with ``options`` of urllib3's, and the proxy of the environment
     that it goes through, if there is one.
 
@@ -786,38 +795,44 @@ def web_manager(url: str, **options: object) -> tuple[urllib3.PoolManager, rat.P
     scheme, host, port = _origin(url)
     assert host is not None
     assert port is not None
-    if scheme == "https":
+
+    def judging() -> ssl.SSLContext:
         context = rat.public_context()
         context.load_default_certs()
-        options["ssl_context"] = context
+        context.sslsocket_class = socket_class
+        return context
+
+    if scheme == "https":
+        options["ssl_context"] = judging()
     environ = os.environ if scheme == "https" else _PlainEnvironment(os.environ)
     proxy = rat.environment_proxy(rat.Address(host, port, url), environ)
     if proxy is None:
         return urllib3.PoolManager(1, **options), None  # type: ignore[arg-type]
     if proxy.authorization:
         options["proxy_headers"] = {"Proxy-Authorization": proxy.authorization}
+    if proxy.url.startswith("https:"):
+        options["proxy_ssl_context"] = judging()
     return urllib3.ProxyManager(proxy.url, 1, **options), proxy  # type: ignore[arg-type]
 
 
 def _web_endpoint(url: str) -> _Endpoint:
     """The endpoint of a URL, by the proxy of the environment if there is one."""
     scheme, host, port = _origin(url)
+    assert host is not None
     options = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
     try:
-        manager, proxy = web_manager(url, maxsize=rat.WORKERS, socket_options=options)
-    except ValueError as e:
+        manager, proxy = web_manager(url, rat.TlsSocket, maxsize=rat.WORKERS, socket_options=options)
+        forwarded = proxy is not None and scheme == "http"
+        manager.pool_classes_by_scheme = {"http": _PlainPool, "https": _ForwardedPool if forwarded else _WebPool}
+        pool = manager.connection_from_host(host, port, scheme)
+        assert isinstance(pool, rat.Pool)
+        named = host.partition("%")[0]  # without a zone, which is of this machine alone (RFC 6874, section 4)
+        named = f"[{named}]" if ":" in named else named if named.isascii() else named.encode("idna").decode()
+        if port != {"http": 80, "https": 443}[scheme]:
+            named += f":{port}"
+        return _Endpoint(pool, "", named, f"MCP server at {_place(url)}", forwarded).at(url)
+    except ValueError as e:  # of which urllib3's for what is no host is one
         raise TransportError(str(e)) from None
-    if scheme == "https":
-        manager.connection_pool_kw["ssl_context"].sslsocket_class = rat.TlsSocket
-    forwarded = proxy is not None and scheme == "http"
-    manager.pool_classes_by_scheme = {"http": _PlainPool, "https": _ForwardedPool if forwarded else _WebPool}
-    pool = manager.connection_from_host(host, port, scheme)
-    assert isinstance(pool, rat.Pool)
-    parts = urllib3.util.parse_url(url)
-    named = re.sub("%.*]", "]", parts.host or "")  # without a zone, which is of this machine alone (RFC 6874)
-    if port != {"http": 80, "https": 443}[scheme]:
-        named += f":{port}"
-    return _Endpoint(pool, url if forwarded else "", named, f"MCP server at {_place(url)}").at(url)
 
 
 class _PlainEnvironment(dict[str, str]):

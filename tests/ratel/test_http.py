@@ -16,9 +16,10 @@ from web_server import HANG, Exchange, Request, free_port
 import rat
 import ratel.client
 from ratel import McpError, StreamableHttp, TransportError, UnauthorizedError
+from ratel.transports import _web_endpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from web_server import WebServer
@@ -776,6 +777,66 @@ def test_a_proxy_of_the_environment_is_passed_through(
     assert proxy.requests[0].target == "http://mcp.invalid:8080/mcp?a=b"
     assert proxy.requests[0].fields["proxy-authorization"] == "Basic dXNlcjpwIHc="
     assert proxy.requests[0].fields["host"] == "mcp.invalid:8080"
+
+
+@pytest.mark.parametrize(
+    ("url", "target", "host", "forwarded"),
+    [
+        (
+            "https://mcp.invalid/mcp?resource=https://mcp.invalid/",
+            "/mcp?resource=https://mcp.invalid/",
+            "mcp.invalid",
+            False,
+        ),
+        ("https://u:p@Mcp.invalid:444/a#b", "/a", "mcp.invalid:444", False),
+        ("https://[fd00::1]:443/", "/", "[fd00::1]", False),
+        ("https://mcp.invalid/mcp\n", "/mcp", "mcp.invalid", False),
+        ("https://b\u00fccher.invalid/\u00e9", "/%C3%A9", "xn--bcher-kva.invalid", False),
+        ("https://h.invalid\\@mcp.invalid/x", "/x", "mcp.invalid", False),
+        ("http://u:p@mcp.invalid/a?b=http://c/#d", "http://mcp.invalid/a?b=http://c/", "mcp.invalid", True),
+    ],
+)
+def test_what_a_request_names_behind_a_proxy(
+    monkeypatch: pytest.MonkeyPatch, url: str, target: str, host: str, forwarded: bool
+) -> None:
+    """A proxy of plain HTTP is given whole URLs and its credentials; through a tunnel, a server gets neither."""
+    for scheme in ("http", "https"):
+        monkeypatch.setenv(f"{scheme}_proxy", "http://user:password@proxy.invalid:3128")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    endpoint = _web_endpoint(url)
+    assert (endpoint.target, endpoint.host, endpoint.forwarded) == (target, host, forwarded)
+    assert endpoint.at(url).target == target
+
+
+def test_credentials_for_a_proxy_do_not_go_through_its_tunnel(
+    client_of: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("https_proxy", "http://user:password@proxy.invalid:3128")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    sent: list[Mapping[str, str]] = []
+
+    def told(pool: rat.Pool, exchange: rat.Exchange, start: str, headers: Mapping[str, str], seconds: float) -> Any:
+        assert "Proxy-Authorization" in pool.proxy_headers
+        sent.append(headers)
+        raise ConnectionRefusedError  # before anything is resolved
+
+    monkeypatch.setattr(rat.Pool, "request_on", told)
+    with pytest.raises(TransportError):
+        client_of(StreamableHttp("https://mcp.invalid/mcp?resource=https://mcp.invalid/")).connect()
+    assert sent
+    assert not any("Proxy-Authorization" in headers for headers in sent)
+
+
+def test_headers_of_the_framing_are_not_the_callers(client_of: Clients, web_server: Servers) -> None:
+    server = web_server(modern(lambda exchange, _: exchange.result(CALLED)))
+    headers = {"host": "other.invalid", "Content-Length": "3", "Transfer-Encoding": "chunked"}
+    assert client_of(StreamableHttp(f"{server.origin}/mcp", headers)).call_tool("any") == CALLED
+    request = server.requests[0]
+    assert request.fields["host"] == "other.invalid"
+    assert request.fields["content-length"] == str(len(request.body))
+    assert "transfer-encoding" not in request.fields
 
 
 def test_a_proxy_that_is_not_there_says_so(client_of: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
